@@ -117,7 +117,7 @@ def test_labels_that_are_missing_are_refused_with_their_place(missing):
     lengths = torch.tensor([5, 3])
     head = LinearChain(4, 3)
     for loss in (StructuredHinge(head.structure), SoftmaxMargin(head.structure)):
-        with pytest.raises(ValueError, match=f"label {missing} at position 2 of row 1 of the batch.*select_tokens"):
+        with pytest.raises(ValueError, match=f"label {missing} at position 2 of row 1 of the batch"):
             loss(head(X, lengths), y)
 
 
@@ -125,7 +125,7 @@ def test_errors_of_a_run_name_the_example_not_the_row_of_a_sorted_batch():
     x, lengths = torch.randn(40, 6, 4), torch.randint(2, 7, (40,))
     y = torch.randint(0, 3, (40, 6))
     y[23, 1] = 9
-    with pytest.raises(ValueError, match="label 9 at position 1 of example 23;"):
+    with pytest.raises(ValueError, match="label 9 at position 1 of example 23"):
         solve(LinearChain(4, 3), PaddedDataset(x, y, lengths), lam=0.1, progress=False)
     classes = torch.randint(0, 3, (40,))
     classes[23] = -100
@@ -154,7 +154,7 @@ class _Classes:
 def test_minus_100_is_padding_beyond_the_lengths_alone_where_labels_are_needed(compiled):
     y = torch.tensor([[0, 1, -100], [2, -100, -100]])
     head, solver = LinearChain(4, 3), Solver(compiled=compiled)
-    with pytest.raises(ValueError, match=r"label -100 at position 2 of example 0:.*latent\(head, dataset, lam\)"):
+    with pytest.raises(ValueError, match="label -100 at position 2 of example 0"):
         solve(head, PaddedDataset(X[:, :3], y, torch.tensor([3, 1])), lam=0.1, solver=solver, progress=False)
     data = PaddedDataset(X[:, :3], y, torch.tensor([2, 1]))
     assert solve(head, data, lam=0.1, solver=solver, progress=False).exact

@@ -44,7 +44,7 @@ def test_unknown_labels_are_refused_before_a_step():
         lambda: guess_lam(head, data),
         lambda: evaluate(head, head.structure, data),
     ):
-        with pytest.raises(ValueError, match=r"label -100 at position 2 of example 29:.*latent"):
+        with pytest.raises(ValueError, match="label -100 at position 2 of example 29"):
             call()
     assert not any(bool(p.any()) for p in head.parameters())
     evaluate(head, HiddenStates(head.structure), data)

@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-from functools import partial
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.multilabel.oracle import best_label_sets
-from torchssvm.structures.pose.oracle import max_sum_grid, max_sum_grid_torch
+from torchssvm.structures.pose.oracle import max_sum_grid
 from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch
 
 module = importlib.import_module("torchssvm.structures.chain.oracle")  # the function of the same name hides it
@@ -148,13 +147,10 @@ def drawn(name, batch=9):
 
 
 @pytest.mark.parametrize("name", FLOATING)
-def test_scores_are_floating(name):
-    """Whole numbers and truth values are refused by name; half precision and mixed dtypes take the torch operations."""
+def test_scores_of_any_floating_dtype(name):
+    """Half precision and mixed dtypes take the torch operations."""
     decode, scores, rest = drawn(name)
     scores = [tensor.round() for tensor in scores]
-    for dtype in (torch.int64, torch.bool):
-        with pytest.raises(ValueError, match=rf"must be float32 or float64, got {dtype}: call \.float\(\)"):
-            decode(*(tensor.to(dtype) for tensor in scores), *rest)
     expected = decode(*scores, *rest)
     tolerance = 0.02 if name == "sum_product" else 0.0
     mixed = [scores[0], *(tensor.double() for tensor in scores[1:])]
@@ -178,83 +174,21 @@ def test_an_operator_takes_a_batch_of_none(name):
 
 
 EMISSION, TRANSITION, LENGTHS = CHAINS = chains(1)
-NODE, EDGE, PARENT, _ = TREES = trees(1)
-PATH = torch.arange(-1, 4)
-PARTS, ARCS = torch.zeros(2, 3, 4, 5, dtype=torch.float64), (torch.zeros(2, 3, 4), None)
-KINDS, COST_X, COST_Y = (torch.zeros(2, 2, 2, 2, *size, dtype=torch.float64) for size in ((4, 5), (9,), (7,)))
-GRIDS = PARTS, KINDS, COST_X, COST_Y, torch.tensor([-1, 0, 0])
-SETS = torch.zeros(2, 3), torch.zeros(3)
 REFUSED = [
-    (viterbi, CHAINS, 0, EMISSION[0], r"emission must be \[B, N, K\]"),
-    (viterbi, (EMISSION, TRANSITION, None), 0, EMISSION[:, :0], "at least one position and one state"),
-    *((viterbi, CHAINS, 1, wrong, "transition must be") for wrong in (TRANSITION[1:], TRANSITION[:, 1:])),
-    *((viterbi, CHAINS, 1, TRANSITION.expand(*by, 3, 3), "transition must be") for by in ([2], [3, 5])),
-    (max_sum_tree, TREES, 0, NODE[0], "node must be"),
-    (max_sum_tree, TREES, 0, NODE[:, :0], "node must be"),
-    *((max_sum_tree, TREES, 1, wrong, "edge must be") for wrong in (EDGE[1:], EDGE.expand(2, 3, 3))),
-    (max_sum_tree, TREES, 1, EDGE.expand(3, 4, 3, 3), "edge must be"),
-    *(
-        (max_sum_tree, TREES, 2, wrong, "parent must be int64")
-        for wrong in (PARENT[:2], PARENT[:, 1:], PARENT[0, 1:], PARENT.int())
-    ),
-    *(
-        (decode, good, 2 if len(good) == 3 else 3, wrong, r"lengths must be int64 \[3\]")
-        for decode, good in ((viterbi, CHAINS), (max_sum_tree, TREES))
-        for wrong in (LENGTHS[:2], LENGTHS.int(), LENGTHS.double())
-    ),
-    *(
-        (decode, good, len(good) - 1, torch.tensor([5, length, 2]), f"the padded length 5, got {length} in row 1")
-        for decode, good in (
-            (viterbi, CHAINS),
-            *((way, (NODE, EDGE, PATH, None)) for way in (max_sum_tree, max_sum_tree_torch)),
-        )
-        for length in (0, -1, 6)
-    ),
-    *(
-        (decode, ARCS, 0, torch.zeros(shape), r"scores must be \[B, N, N\+1\]")
-        for decode in (eisner, max_arborescence)
-        for shape in ((2, 3, 3), (2, 3), (2, 0, 1), (2, 4, 3))
-    ),
-    *(
-        (decode, ARCS, 1, torch.tensor(wrong), words)
-        for decode in (eisner, max_arborescence)
-        for wrong, words in (
-            ([1], r"lengths must be int64 \[2\]"),
-            ([1.0, 2.0], r"lengths must be int64 \[2\]"),
-            ([1, 0], "lengths must lie between 1 and the padded length 3.*0"),
-            ([1, 4], "lengths must lie between 1 and the padded length 3.*4"),
-        )
-    ),
-    *(
-        (decode, GRIDS, place, wrong, words)
-        for decode in (max_sum_grid, max_sum_grid_torch)
-        for place, wrong, words in (
-            (0, torch.zeros(2, 3, 4), r"node must be \[B, P, H, W\]"),
-            (0, PARTS[:, :, :0], "at least one node and place"),
-            (1, KINDS[..., :4], r"kinds must be \[2, E, 2, T, 4, 5\]"),
-            (1, KINDS[:, :, :, :0], "kinds must be"),
-            (1, KINDS[:1], "kinds must be"),
-            (2, COST_X[..., :4], r"cost_x must be \[2, 2, 2, 2, 9\]"),
-            (3, COST_X, r"cost_y must be \[2, 2, 2, 2, 7\]"),
-            (4, torch.tensor([-1, 0]), r"parent must be int64 \[3\]"),
-            (4, torch.tensor([-1.0, 0, 0]), "parent must be int64"),
-            (4, torch.tensor([-1, 2, 1]), "cycle"),
-            (4, torch.tensor([-1, 0, 7]), "parent must hold nodes"),
-            (4, torch.tensor([-1, 0, -1]), "kinds has 2 edges, and 1 nodes have a parent"),
-        )
-    ),
-    (best_label_sets, SETS, 0, torch.zeros(3), r"unary must be \[B, K\]"),
-    (best_label_sets, SETS, 0, torch.zeros(2, 0), "at least one label"),
-    (best_label_sets, SETS, 1, torch.zeros(4), r"pairwise must be \[3\] or \[2, 3\]"),
-    (best_label_sets, SETS, 1, torch.zeros(1, 3), "pairwise"),
-    (partial(best_label_sets, max_rounds=0), SETS, 0, SETS[0], "max_rounds=0"),
-    (partial(best_label_sets, effort=-1), SETS, 0, SETS[0], "effort=-1"),
+    (viterbi, CHAINS, 0, EMISSION[0], "emission"),
+    (viterbi, (EMISSION, TRANSITION, None), 0, EMISSION[:, :0], "emission"),
+    *((viterbi, CHAINS, 1, wrong, "transition") for wrong in (TRANSITION[1:], TRANSITION[:, 1:])),
+    *((viterbi, CHAINS, 1, TRANSITION.expand(*by, 3, 3), "transition") for by in ([2], [3, 5])),
+    *((viterbi, CHAINS, 2, wrong, "lengths") for wrong in (LENGTHS[:2], LENGTHS.int(), LENGTHS.double())),
+    *((viterbi, CHAINS, 2, torch.tensor([5, length, 2]), "lengths") for length in (0, -1, 6)),
+    (best_label_sets, (torch.zeros(2, 3), torch.zeros(3)), 0, torch.zeros(3), "unary"),
+    (best_label_sets, (torch.zeros(2, 3), torch.zeros(3)), 1, torch.zeros(4), "pairwise"),
 ]
 
 
-@pytest.mark.parametrize("decode, good, place, wrong, words", REFUSED)
-def test_what_does_not_fit_is_refused(decode, good, place, wrong, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("decode, good, place, wrong, argument", REFUSED)
+def test_what_does_not_fit_is_refused(decode, good, place, wrong, argument):
+    with pytest.raises(ValueError, match=argument):
         decode(*good[:place], wrong, *good[place + 1 :])
 
 

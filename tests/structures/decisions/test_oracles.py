@@ -70,35 +70,30 @@ def test_only_paths_to_the_sink_are_followed():
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    "make, argument",
     [
-        (lambda: ShortestPath([[0, 1], [1, 2], [2, 0]], 0, 2), r"cycle through nodes \[0, 1, 2\]"),
-        (lambda: ShortestPath([[0, 1], [1, 2]], 1, 0), "no path of arcs leads from source=1 to sink=0"),
-        (lambda: ShortestPath([[0, 1]], 0, 5), "no path"),
-        (lambda: ShortestPath([0, 1], 0, 1), r"arcs must be \[D, 2\]"),
-        (lambda: Selection(3, 4), "k=4 is more than num_items=3"),
-        (lambda: Knapsack([1.5, 2.0], 3), "whole numbers"),
-        (lambda: Knapsack([1, -2], 3), "whole numbers"),
-        (
-            lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.array([1, -1])),
-            "given: the capacity of row 1 of the batch is -1",
+        (lambda: ShortestPath([[0, 1], [1, 2], [2, 0]], 0, 2), "arcs"),
+        (lambda: ShortestPath([[0, 1], [1, 2]], 1, 0), "source=1"),
+        (lambda: ShortestPath([[0, 1]], 0, 5), "sink=5"),
+        (lambda: ShortestPath([0, 1], 0, 1), "arcs"),
+        (lambda: ShortestPath([[0.5, 1.7]], 0, 1), "arcs"),
+        (lambda: Selection(3, 4), "k=4"),
+        (lambda: Selection(3, 1).solve(np.zeros((2, 3)), np.array([1, 4])), "given"),
+        (lambda: Selection(3, 1).solve(np.zeros((1, 3)), np.array([1.5])), "given"),
+        (lambda: Knapsack([1.5, 2.0], 3), "weights"),
+        (lambda: Knapsack([1, -2], 3), "weights"),
+        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.array([1, -1])), "given"),
+        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.ones((2, 2))), "given"),
+        (lambda: Assignment(3, 2), "tasks=2"),
+        (lambda: SpanningTree([[0, -1]]), "edges"),
+        (lambda: SpanningTree([[0, 1], [2, 3]]), "edges"),
+        (lambda: SpanningTree([[0.0, 1.0, 2.0]]), "edges"),
+        *(
+            (lambda oracle=oracle: oracle.solve(np.ones((1, oracle.num_costs)), np.ones((1, 2))), "given")
+            for oracle in (ShortestPath.grid(2, 2), Assignment(2), SpanningTree(KITE))
         ),
-        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.ones((2, 2))), r"given must be \[2\], the capacity"),
-        (lambda: Selection(3, 1).solve(np.zeros((2, 3)), np.array([1, 4])), "items of row 1 of the batch is more than"),
-        (lambda: Selection(3, 1).solve(np.zeros((1, 3)), np.array([1.5])), "items of row 0 of the batch is 1.5"),
-        (lambda: ShortestPath([[0.5, 1.7]], 0, 1), "arcs must hold numbers of nodes"),
-        (lambda: SpanningTree([[0, -1]]), "edges must hold numbers of nodes"),
-        (lambda: Assignment(3, 2), "tasks=2 is less than workers=3"),
-        (lambda: SpanningTree([[0, 1], [2, 3]]), "join 4 nodes in 2 pieces"),
-        (lambda: SpanningTree([[0.0, 1.0, 2.0]]), r"edges must be \[D, 2\]"),
     ],
 )
-def test_problems_that_do_not_fit_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_problems_that_do_not_fit_are_refused(make, argument):
+    with pytest.raises(ValueError, match=argument):
         make()
-
-
-@pytest.mark.parametrize("oracle", [ShortestPath.grid(2, 2), Assignment(2), SpanningTree(KITE)])
-def test_what_is_given_and_not_used_is_refused(oracle):
-    with pytest.raises(ValueError, match=r"given has shape \[1, 2\], and .* takes costs alone"):
-        oracle.solve(np.ones((1, oracle.num_costs)), np.ones((1, 2)))

@@ -64,12 +64,12 @@ class MultilabelCase(StructureTestCase):
         for number in (2, -1):
             wrong = target.clone()
             wrong[1, 2] = number
-            yield wrong, f"target has {number} at label 2 in row 1"
-        yield target[:, 1:], "target must be int64"
-        yield target[:2], "target must be int64"
-        yield target.double(), "float64"
-        yield target.bool(), "bool"
-        yield target.tolist(), "list"
+            yield wrong, "target"
+        yield target[:, 1:], "target"
+        yield target[:2], "target"
+        yield target.double(), "target"
+        yield target.bool(), "target"
+        yield target.tolist(), "target"
 
     def bad_potentials(self, potentials):
         yield Potentials(potentials["unary"])
@@ -160,24 +160,24 @@ def test_what_is_too_much_for_branching_has_a_bound():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "argument"),
     [
-        ({"num_labels": 0}, "num_labels=0"),
-        ({"weights": torch.ones(3)}, "weights must hold 4"),
-        ({"weights": -torch.ones(4)}, "non-negative"),
-        ({"weights": torch.tensor([1.0, 1.0, 1.0, math.nan])}, "finite"),
-        ({"weights": torch.zeros(4)}, "weights=.*not all be 0"),
+        ({"num_labels": 0}, "num_labels"),
+        ({"weights": torch.ones(3)}, "weights"),
+        ({"weights": -torch.ones(4)}, "weights"),
+        ({"weights": torch.tensor([1.0, 1.0, 1.0, math.nan])}, "weights"),
+        ({"weights": torch.zeros(4)}, "weights"),
         ({"pairs": torch.tensor([[0, 1]]), "pairwise": False}, "pairwise=False"),
-        ({"pairs": torch.tensor([[0, 1, 2]])}, "pairs must be int64"),
-        ({"pairs": torch.tensor([[0, 1]]).int()}, "pairs must be int64"),
-        ({"pairs": torch.tensor([[1, 0]])}, "pairs=.*ascending order"),
-        ({"pairs": torch.tensor([[0, 1], [0, 1]])}, "pairs=.*ascending order"),
-        ({"pairs": torch.tensor([[2, 4]])}, "pairs=.*ascending order"),
-        ({"pairs": torch.zeros(0, 2).long()}, "pairs=.*ascending order"),
+        ({"pairs": torch.tensor([[0, 1, 2]])}, "pairs"),
+        ({"pairs": torch.tensor([[0, 1]]).int()}, "pairs"),
+        ({"pairs": torch.tensor([[1, 0]])}, "pairs"),
+        ({"pairs": torch.tensor([[0, 1], [0, 1]])}, "pairs"),
+        ({"pairs": torch.tensor([[2, 4]])}, "pairs"),
+        ({"pairs": torch.zeros(0, 2).long()}, "pairs"),
     ],
 )
-def test_bad_options(options, words):
-    with pytest.raises(ValueError, match=words):
+def test_bad_options(options, argument):
+    with pytest.raises(ValueError, match=argument):
         Multilabel(**{"num_labels": 4, **options})
 
 

@@ -37,14 +37,14 @@ class TestLinearMultilabel(HeadTestCase):
 
     def bad_inputs(self, inputs):
         (x,) = inputs
-        yield (x[:, :2],), r"x must be \[B, 3\]"
-        yield (x[0],), r"x must be \[B, 3\]"
-        yield (x, torch.ones(3, dtype=torch.int64)), "lengths must be None"
+        yield (x[:, :2],), "x must be"
+        yield (x[0],), "x must be"
+        yield (x, torch.ones(3, dtype=torch.int64)), "lengths"
 
     def test_interactions(self):
         head, _ = self.setting(3)
         if not self.pairwise:
-            with pytest.raises(ValueError, match="pairwise=False"):
+            with pytest.raises(ValueError, match="pairwise"):
                 head.interactions()
             return
         a, b, c = head.pairwise.tolist()
@@ -101,7 +101,7 @@ class TestSparseLinearMultilabel(TestLinearMultilabel):
 
     def bad_inputs(self, inputs):
         (x,) = inputs
-        yield (x, torch.ones(3, dtype=torch.int64)), "lengths must be None"
+        yield (x, torch.ones(3, dtype=torch.int64)), "lengths"
 
 
 @pytest.mark.variant
@@ -128,31 +128,29 @@ def test_the_pairs_are_one_vector_for_all_examples():
 
 
 @pytest.mark.parametrize(
-    ("x", "error", "words"),
+    ("head", "x", "error", "argument"),
     [
-        (torch.zeros(2, 3), TypeError, "SparseFeatures"),
-        (SparseFeatures(torch.zeros(2, 3, 4, dtype=torch.int64)), ValueError, r"x.columns must be \[B, L\]"),
-        (SparseFeatures(torch.full((2, 3), F)), ValueError, f"columns are 0 to {F - 1}"),
-        (SparseFeatures(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 2)), ValueError, "x.values"),
+        (SparseLinearMultilabel, torch.zeros(2, 3), TypeError, "SparseFeatures"),
+        (SparseLinearMultilabel, SparseFeatures(torch.zeros(2, 3, 4, dtype=torch.int64)), ValueError, "x.columns"),
+        (SparseLinearMultilabel, SparseFeatures(torch.full((2, 3), F)), ValueError, "columns"),
+        (SparseLinearMultilabel, SparseFeatures(torch.zeros(2, 3).long(), torch.zeros(2, 2)), ValueError, "x.values"),
+        (LinearMultilabel, SparseFeatures(torch.zeros(2, 3).long()), TypeError, "x must be"),
     ],
 )
-def test_lists_that_do_not_fit(x, error, words):
-    with pytest.raises(error, match=words):
-        SparseLinearMultilabel(F, K)(x)
+def test_inputs_that_do_not_fit(head, x, error, argument):
+    with pytest.raises(error, match=argument):
+        head(F, K)(x)
 
 
 def test_options_that_do_not_fit():
-    with pytest.raises(TypeError, match="SparseLinearMultilabel"):
-        LinearMultilabel(F, K)(SparseFeatures(torch.zeros(2, 3, dtype=torch.int64)))
     for head in (LinearMultilabel, SparseLinearMultilabel):
-        with pytest.raises(ValueError, match="in_features=0"):
+        with pytest.raises(ValueError, match="in_features"):
             head(0, K)
-        with pytest.raises(ValueError, match="num_labels=3"):
-            head(F, K, structure=Multilabel(4))
-        with pytest.raises(ValueError, match="pairwise=True"):
-            head(F, K, structure=Multilabel(K, pairwise=False))
-        own = Multilabel(K, normalize=False)
-        assert head(F, K, structure=own).structure is own
+        for structure in (Multilabel(4), Multilabel(K, pairwise=False)):
+            with pytest.raises(ValueError, match="structure"):
+                head(F, K, structure=structure)
+        fitting = Multilabel(K, normalize=False)
+        assert head(F, K, structure=fitting).structure is fitting
 
 
 ATTRACTIVE = {"pairwise": (0.0, None)}

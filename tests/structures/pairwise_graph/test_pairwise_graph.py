@@ -170,23 +170,26 @@ def test_a_result_worse_than_the_target_is_replaced_by_it():
     assert replaced
 
 
-def test_arguments_out_of_range_are_refused():
-    for build, words in (
-        (lambda: PairwiseGraph(0), "num_labels=0"),
-        (lambda: TreeReweighted(max_rounds=0), "max_rounds=0"),
-        (lambda: TreeReweighted(branches=-1), "branches=-1"),
-        (lambda: LinearPairwiseGraph(0, 1, 2), "node_features=0"),
-        (lambda: LinearPairwiseGraph(1, 1, 2, structure=PairwiseGraph(3)), "num_labels=2"),
-        (lambda: grid_edges(0, 2), "rows=0"),
-        (lambda: grid_edges(2, 2, neighbours=6), "neighbours=6"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            build()
-    node, edge, edges = torch.zeros(1, 2, 3), torch.zeros(1, 1, 3, 3), torch.tensor([[[0, 2]]])
-    with pytest.raises(ValueError, match=r"edges has \[0, 2\] at place 0 in row 0"):
-        PairwisePotentials(node, edge, edges)
-    with pytest.raises(ValueError, match=r"potentials must be \[B, N, K\]"):
-        PairwisePotentials(node, edge[..., 1:], edges)
+NODE, EDGE, EDGES = torch.zeros(1, 2, 3), torch.zeros(1, 1, 3, 3), torch.tensor([[[0, 1]]])
+
+
+@pytest.mark.parametrize(
+    ("build", "argument"),
+    [
+        (lambda: PairwiseGraph(0), "num_labels"),
+        (lambda: TreeReweighted(max_rounds=0), "max_rounds"),
+        (lambda: TreeReweighted(branches=-1), "branches"),
+        (lambda: LinearPairwiseGraph(0, 1, 2), "node_features"),
+        (lambda: LinearPairwiseGraph(1, 1, 2, structure=PairwiseGraph(3)), "structure"),
+        (lambda: grid_edges(0, 2), "rows"),
+        (lambda: grid_edges(2, 2, neighbours=6), "neighbours"),
+        (lambda: PairwisePotentials(NODE, EDGE, 2 * EDGES), "edges"),
+        (lambda: PairwisePotentials(NODE, EDGE[..., 1:], EDGES), "edge"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(build, argument):
+    with pytest.raises(ValueError, match=argument):
+        build()
 
 
 # -- The head ----------------------------------------------------------------------------------------------

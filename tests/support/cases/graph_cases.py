@@ -78,16 +78,16 @@ class GraphStructureCase(StructureTestCase):
         for number in (self.labels, -1):
             wrong = labels.clone()
             wrong[1, 0] = number
-            yield wrong, f"target has label {number} at position 0 of row 1"
-        yield labels[:, 1:], "target must be int64"
-        yield labels[:2], "target must be int64"
-        yield labels.double(), "float64"
-        yield WeightedLabels(labels.to(torch.int8), target.costs), "int8"
-        yield WeightedLabels(labels, target.costs[:, 1:]), "has weights"
+            yield wrong, "target"
+        yield labels[:, 1:], "target"
+        yield labels[:2], "target"
+        yield labels.double(), "target"
+        yield WeightedLabels(labels.to(torch.int8), target.costs), "target"
+        yield WeightedLabels(labels, target.costs[:, 1:]), "target"
         for number in (-1.0, math.nan, math.inf):
             wrong = target.costs.index_fill(1, torch.tensor([0]), number)
-            yield WeightedLabels(labels, wrong), r"negative or not finite in rows \[0, 1"
-        yield (labels, target.costs), "tuple"
+            yield WeightedLabels(labels, wrong), "target"
+        yield (labels, target.costs), "target"
 
     def bad_potentials(self, potentials):
         yield Potentials(potentials["node"])
@@ -156,24 +156,24 @@ class GraphHeadCase(HeadTestCase):
     def bad_inputs(self, inputs):
         x = inputs[0]
         for wrong in (0, -1, 5):
-            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
-        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths must be int64"
+            yield (x, torch.tensor([1, wrong, 1])), "lengths"
+        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths"
 
     def test_graphs_that_do_not_fit_are_refused(self):
         head = self.make_graph_head()
         for wrong in (torch.zeros(2, 4, 3), [1, 2, 3]):
-            with pytest.raises(TypeError, match=r"must be Graphs\(nodes, edge_features, edges\)"):
+            with pytest.raises(TypeError, match="x must be"):
                 head(wrong)
         good = Graphs(torch.zeros(2, 4, 3), torch.zeros(2, 5, self.links), torch.full((2, 5, 2), -1))
         head(good)
-        for wrong, words in [
-            (good._replace(nodes=torch.zeros(2, 4, 2)), r"x.nodes must be \[B, N, 3\]"),
-            (good._replace(nodes=torch.zeros(2, 3)), "x.nodes must be"),
-            (good._replace(edge_features=torch.zeros(2, 5, 3)), rf"x.edge_features must be \[B, E, {self.links}\]"),
-            (good._replace(edge_features=torch.zeros(1, 5, self.links)), "x.edge_features must be"),
-            (good._replace(edges=torch.zeros(2, 5, 2)), "edges must be int64"),
-            (good._replace(edges=torch.full((2, 4, 2), -1)), "edges must be int64"),
-            (good._replace(edges=torch.zeros(2, 5, 2, dtype=torch.int64)), r"edges has \[0, 0\]"),
+        for wrong, argument in [
+            (good._replace(nodes=torch.zeros(2, 4, 2)), "x.nodes"),
+            (good._replace(nodes=torch.zeros(2, 3)), "x.nodes"),
+            (good._replace(edge_features=torch.zeros(2, 5, 3)), "x.edge_features"),
+            (good._replace(edge_features=torch.zeros(1, 5, self.links)), "x.edge_features"),
+            (good._replace(edges=torch.zeros(2, 5, 2)), "edges"),
+            (good._replace(edges=torch.full((2, 4, 2), -1)), "edges"),
+            (good._replace(edges=torch.zeros(2, 5, 2, dtype=torch.int64)), "edges"),
         ]:
-            with pytest.raises(ValueError, match=words):
+            with pytest.raises(ValueError, match=argument):
                 head(wrong)

@@ -52,7 +52,7 @@ def _decode(
     """A slot is a token or a contracted cycle; a node is a token or a cycle, numbered as they form.
 
     ``best[t, h]`` and ``roots[t, h]`` are the score and the number of root arcs that the best arc from slot h into slot
-    t adds, less those of the cycle arcs that it replaces; ``from_head`` and ``to_token`` are its true ends.
+    t adds, less the cycle arcs that it replaces; ``from_head`` and ``to_token`` are its true ends.
     """
     b = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest).to(tl.int32)  # keep accesses in bounds
@@ -89,9 +89,9 @@ def _decode(
             u = tl.min(tl.where(usable, lane, width), 0)
             u = tl.where(u == width, 0, u)  # scores are NaN
             source = tl.where(lane == v, u, source)
-            own = each == _at(node, lane, v)
-            head = tl.where(own, tl.load(from_head + v * size + u), head)
-            token = tl.where(own, tl.load(to_token + v * size + u), token)
+            same = each == _at(node, lane, v)
+            head = tl.where(same, tl.load(from_head + v * size + u), head)
+            token = tl.where(same, tl.load(to_token + v * size + u), token)
             seen = _at(state, lane, u)
             if seen == 1:  # the path closes a cycle, from u to v: contract it into slot u
                 x = u

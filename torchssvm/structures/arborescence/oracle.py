@@ -1,4 +1,4 @@
-"""The best arborescence of every sentence of a batch: Eisner's algorithm, and that of Chu, Liu and Edmonds."""
+"""The best arborescence of every sentence of a batch: Eisner's algorithm, and the algorithm of Chu, Liu and Edmonds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import Kernel, njit
 from torchssvm.core.launch import COMPILED, compiles, launch
-from torchssvm.core.operators import define
+from torchssvm.core.operators import apart, define
 from torchssvm.core.triton_support import triton_available
-from torchssvm.structures.common import own_lengths
 
 
 def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:
     """The projective arborescence with the highest score over the tokens 1 to T of each sentence.
 
-    Token 0 is the artificial root, left of all others; no two arcs cross, including those of the root. Eisner's dynamic
+    Token 0 is the artificial root, left of all others; no two arcs cross, the root's included. Eisner's dynamic
     program over spans (Eisner 1996; McDonald et al. 2005, "Online large-margin training of dependency parsers",
     section 3.1) takes time O(T^3) and memory O(T^2). Each span takes the first of its best splits, so ties are broken
     in the same way on every device and in every batch. This is the operator ``torch.ops.torchssvm.eisner``: compiled by
@@ -27,7 +26,7 @@ def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = Fa
     same bits. It has no gradient.
 
     Args:
-        scores: ``[B, N, N+1]``, float32 or float64: ``scores[b, t-1, h]`` is that of the arc from head h to token t.
+        scores: ``[B, N, N+1]``, float32 or float64: ``scores[b, t-1, h]`` belongs to the arc from head h to token t.
             Ignored are arcs of a token to itself, rows from T on and columns beyond T.
         lengths: ``[B]`` int64, 1 to N; None means N for all.
         single_root: Whether exactly one token has the root as head; otherwise at least one.
@@ -63,7 +62,7 @@ def _on_host(
 ) -> tuple[Tensor, Tensor]:
     """Run a kernel on the CPU, in ``dtype``; ``work`` maps lengths of sentences to operations."""
     batch, longest, _ = scores.shape
-    lengths = own_lengths(lengths, batch, longest)
+    lengths = apart(lengths)
     heads, value = torch.empty(batch, longest, dtype=torch.int64), torch.empty(batch, dtype=dtype)
     known = np.full(batch, longest) if lengths is None else lengths.cpu().contiguous().numpy()
     inputs = scores.detach().to("cpu", dtype), known, single_root
@@ -263,7 +262,7 @@ def _contract_cycles(scores, length, single_root, best, roots, origin, notes, he
     content.
     """
     # A slot is a token or a contracted cycle. best[h, t] and roots[h, t] are the score and the number of root arcs that
-    # the best arc from slot h into slot t adds, less those of the cycle arcs that it replaces; origin[:, h, t] are its
+    # the best arc from slot h into slot t adds, less the cycle arcs that it replaces; origin[:, h, t] are its
     # original head and token.
     size = length + 1
     for t in range(1, size):

@@ -120,7 +120,7 @@ class Arborescence(Labelled):
         tensor([[0, 1]])
     """
 
-    not_plain = "spanning trees are found by loops over single tokens"
+    not_plain = "spanning trees are decoded by loops over single tokens"
 
     def __init__(self, among: Arborescences | None = None, *, normalize: bool = True) -> None:
         check_flags(normalize=normalize)
@@ -167,7 +167,7 @@ class Arborescence(Labelled):
         return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each arc, ``[B, N, N+1]``; ``-inf`` for that of a token to itself."""
+        """Of each arc, ``[B, N, N+1]``; ``-inf`` for arcs of a token to itself."""
         margins, (batch, longest, _) = super().max_marginals(potentials), potentials.single.shape
         real = check_lengths(potentials.lengths, batch, longest, potentials.device)
         margins.diagonal(1, 1, 2)[real] = torch.where(margins[real][:, 0].isnan(), math.nan, -math.inf).double()
@@ -246,7 +246,7 @@ def has_root(heads: Tensor) -> Tensor:
 
 
 def is_projective(heads: Tensor) -> Tensor:
-    """Whether no arcs of heads ``[B, N]`` cross, including those of the root, left of all tokens: ``[B]`` bool."""
+    """Whether no arcs of heads ``[B, N]`` cross, the root's included, which stands left of all tokens: ``[B]`` bool."""
     token = torch.arange(1, heads.shape[1] + 1, device=heads.device).expand_as(heads)
     head = torch.where(heads >= 0, heads, token)  # an arc to itself crosses nothing
     first, last = torch.minimum(head, token), torch.maximum(head, token)

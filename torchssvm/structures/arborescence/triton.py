@@ -95,10 +95,10 @@ def _best(one, two, low, high, width, gap, i, inside, fixed, size):
     best += tl.load(two + (width - gap - low) * size + i + low + gap, inside, 0.0)
     split = i * 0 + low
     for k in tl.range(low + 1, high, loop_unroll_factor=4):
-        found = tl.load(one + k * size + i, inside, 0.0)
-        found += tl.load(two + (width - gap - k) * size + i + k + gap, inside, 0.0)
-        better = (found > best) & ~fixed
-        best, split = tl.where(better, found, best), tl.where(better, k, split)
+        total = tl.load(one + k * size + i, inside, 0.0)
+        total += tl.load(two + (width - gap - k) * size + i + k + gap, inside, 0.0)
+        better = (total > best) & ~fixed
+        best, split = tl.where(better, total, best), tl.where(better, k, split)
     return best, split
 
 

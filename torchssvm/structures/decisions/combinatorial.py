@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.arguments import check_flags, check_readable, check_whole, row_name
+from torchssvm.core.arguments import check_flags, check_readable, check_whole
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs, refuse_given
 from torchssvm.structures.matching.oracle import best_matching
@@ -41,9 +41,7 @@ class Selection(DecisionOracle):
     def __init__(self, num_items: int, k: int, *, at_most: bool = False, maximize: bool = True) -> None:
         check_flags(at_most=at_most, maximize=maximize)
         self.num_costs = check_whole(num_items, "num_items")
-        self.k = check_whole(k, "k", 0)
-        if self.k > self.num_costs:
-            raise ValueError(f"k={k} is more than num_items={num_items}")
+        self.k = check_whole(k, "k", 0, most=self.num_costs)
         self.at_most = at_most
         self.maximize = maximize
 
@@ -54,11 +52,7 @@ class Selection(DecisionOracle):
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """By sorting; of equal items, the first ones."""
         gains = costs if self.maximize else -costs
-        k = np.full(len(costs), self.k) if given is None else whole_numbers(given, len(costs), "the number of items")
-        if (k > self.num_costs).any():
-            raise ValueError(
-                f"given: the number of items of {row_name(int((k > self.num_costs).argmax()))} is more than D"
-            )
+        k = np.full(len(costs), self.k) if given is None else whole_numbers(given, len(costs), "k", self.num_costs)
         rank = np.argsort(np.argsort(-gains, axis=1, kind="stable"), axis=1, kind="stable")
         y = rank < k.reshape(-1, 1)
         if self.at_most:
@@ -99,9 +93,7 @@ class Knapsack(DecisionOracle):
         given = np.asarray(weights)
         self.weights = np.ascontiguousarray(given, dtype=np.int64)
         if self.weights.ndim != 1 or not len(self.weights) or (self.weights != given).any() or self.weights.min() < 0:
-            raise ValueError(
-                f"weights={weights!r} must be [D] whole numbers of at least 0; for others take IntegerProgram"
-            )
+            raise ValueError(f"weights={weights!r} must be [D] whole numbers of at least 0: else use IntegerProgram")
         self.num_costs = len(self.weights)
         self.capacity = check_whole(capacity, "capacity", 0)
 
@@ -149,9 +141,7 @@ class Assignment(DecisionOracle):
     def __init__(self, workers: int, tasks: int | None = None, *, maximize: bool = False) -> None:
         check_flags(maximize=maximize)
         self.workers = check_whole(workers, "workers")
-        self.tasks = self.workers if tasks is None else check_whole(tasks, "tasks")
-        if self.tasks < self.workers:
-            raise ValueError(f"tasks={tasks} is less than workers={workers}: exchange the two")
+        self.tasks = self.workers if tasks is None else check_whole(tasks, "tasks", self.workers)
         self.num_costs = self.workers * self.tasks
         self.maximize = maximize
 
@@ -201,8 +191,8 @@ class SpanningTree(DecisionOracle):
         self.num_costs = len(self.edges)
         self.num_nodes = int(self.edges.max()) + 1
         self.maximize = maximize
-        if (found := int(self.solve(np.zeros((1, self.num_costs)))[0].sum())) < self.num_nodes - 1:
-            raise ValueError(f"edges join {self.num_nodes} nodes in {self.num_nodes - found} pieces: a tree needs one")
+        if (size := int(self.solve(np.zeros((1, self.num_costs)))[0].sum())) < self.num_nodes - 1:
+            raise ValueError(f"edges join {self.num_nodes} nodes in {self.num_nodes - size} pieces: a tree needs one")
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Kruskal's algorithm; of equal edges, the first ones."""
@@ -227,14 +217,11 @@ class SpanningTree(DecisionOracle):
         return f"SpanningTree({digest(torch.from_numpy(self.edges))}, maximize={self.maximize})"
 
 
-def whole_numbers(given: Array, batch: int, what: str) -> Array:
-    """What is given, ``[B]`` or ``[B, 1]``, as int64 ``[B]``."""
-    if given.shape not in ((batch,), (batch, 1)):
-        raise ValueError(f"given must be [{batch}], {what} of every example, got {list(given.shape)}")
+def whole_numbers(given: Array, batch: int, what: str, most: int = 2**63 - 1) -> Array:
+    """``given``, ``[B]`` or ``[B, 1]``, as int64 ``[B]``; ValueError unless they are whole numbers, 0 to ``most``."""
     flat = given.reshape(-1)
-    if (wrong := ~((flat >= 0) & (flat % 1 == 0) & (flat < 2**63))).any():
-        row = int(wrong.argmax())
-        raise ValueError(f"given: {what} of {row_name(row)} is {flat[row]}, and must be a whole number of at least 0")
+    if given.shape not in ((batch,), (batch, 1)) or not ((flat >= 0) & (flat % 1 == 0) & (flat <= most)).all():
+        raise ValueError(f"given={given.tolist()} must be [{batch}] whole numbers, {what} of each example, 0 or more")
     return flat.astype(np.int64)
 
 
@@ -347,7 +334,7 @@ class ShortestPath(DecisionOracle):
         self.order = _topological(self.arcs, self.num_nodes)
         known = max(self.source, self.sink) < self.num_nodes
         if not known or np.isinf(self.solve(np.zeros((1, self.num_costs)))[1][0]):
-            raise ValueError(f"no path of arcs leads from source={source} to sink={sink}")
+            raise ValueError(f"arcs must have a path from source={source} to sink={sink}")
 
     @classmethod
     def grid(cls, rows: int, columns: int) -> ShortestPath:

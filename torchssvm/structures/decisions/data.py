@@ -1,4 +1,4 @@
-"""What decisions are made of: situations with known costs, their potentials, and problems with solutions."""
+"""Inputs of decisions: situations with known costs, their potentials, and a dataset of solved problems."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torchssvm.core.arguments import check_readable, check_tensor, naming
 from torchssvm.core.batch import Batch, tree_map
 from torchssvm.core.potentials import Potentials, as_parts
 from torchssvm.core.structure import reject_rows
+from torchssvm.structures.common import check_shape
 from torchssvm.structures.decisions.structure import Decisions
 
 
@@ -68,16 +69,12 @@ class DecisionPotentials(Potentials):
         **options: Any,
     ) -> None:
         named = as_parts(costs, "costs")
-        shape = next(iter(named.values())).shape
-        if len(named) != 1 or len(shape) != 2:
-            raise ValueError(f"potentials of decisions are one tensor [B, D], got {list(shape)}")
+        shape = check_shape(next(iter(named.values())), "potentials", "B", "D").shape
         super().__init__(named, **options)
         if fixed is not None:
-            if check_tensor(fixed, "fixed").shape != shape:
-                raise ValueError(f"fixed has shape {list(fixed.shape)}, and the potentials are {list(shape)}")
-            fixed = fixed.detach().to(self.device, torch.float64)
-        if given is not None and check_tensor(given, "given").shape[:1] != shape[:1]:
-            raise ValueError(f"given has shape {list(given.shape)}; its first axis must be the batch, {shape[0]}")
+            fixed = check_shape(fixed, "fixed", *shape).detach().to(self.device, torch.float64)
+        if given is not None:
+            check_shape(given, "given", shape[0], *given.shape[1:])
         self.fixed = fixed
         self.given = given
 
@@ -106,16 +103,14 @@ class DecisionProblems(Dataset[int]):
 
     def __init__(self, x: Tensor | Situations, costs: Tensor | Any, structure: Decisions) -> None:
         if not isinstance(structure, Decisions):
-            raise TypeError(f"structure={structure!r} must be Decisions(oracle), not a {type(structure).__name__}")
+            raise TypeError(f"structure={structure!r} must be Decisions(oracle)")
         features = check_tensor(x.x if isinstance(x, Situations) else x, "x")
         check_readable(costs, "costs")
         costs = torch.as_tensor(costs)
-        if not len(features) or len(features) != len(costs):
-            raise ValueError(f"x has {len(features)} examples, and costs {len(costs)}")
-        if isinstance(x, Situations):
-            for name in ("fixed", "given"):
-                if (each := getattr(x, name)) is not None and len(check_tensor(each, name)) != len(features):
-                    raise ValueError(f"x has {len(features)} examples, and its {name} {len(each)}")
+        others = {"costs": costs, "fixed": x.fixed, "given": x.given} if isinstance(x, Situations) else {"costs": costs}
+        for name, each in others.items():
+            if each is not None and len(each) != len(features):
+                raise ValueError(f"{name} must have as many examples as x, {len(features)}, got {len(each)}")
         self.x, self.structure = x, structure
         with naming(torch.arange(len(features))):
             reject_rows(~torch.isfinite(features).flatten(1).all(1), "x of {rows} is not finite")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, own_weights
-from torchssvm.structures.common import LinearHead, check_structure, weight
+from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, check_structure, weight
 from torchssvm.structures.decisions.data import DecisionPotentials, Situations
 from torchssvm.structures.decisions.structure import Decisions
 
@@ -20,7 +20,7 @@ class LinearDecisions(LinearHead):
 
     Either every variable has its own weights, ``c_hat = W x + b`` with ``weight`` ``[D, F]`` as in ``nn.Linear``, or
     every variable has its own features and all share one weight vector, ``c_hat_d = w'x_d + b`` with ``weight``
-    ``[1, F]``. The weights are those of the predicted costs, and so is their regularisation.
+    ``[1, F]``. The weights, and their regularisation, belong to the predicted costs.
 
     Args:
         in_features: F, the number of features.
@@ -45,17 +45,16 @@ class LinearDecisions(LinearHead):
         super().__init__()
         check_flags(shared=shared, bias=bias)
         self.in_features = check_whole(in_features, "in_features")
-        found = check_structure(structure, "Decisions(ShortestPath.grid(5, 5))", "num_costs", "oracle")
-        if found is None:
-            raise TypeError("structure=None: give the decisions, such as Decisions(ShortestPath.grid(5, 5))")
-        self.structure = found
+        if check_structure(structure, "Decisions(ShortestPath.grid(5, 5))", "num_costs", "oracle") is None:
+            raise TypeError("structure=None must be one such as Decisions(ShortestPath.grid(5, 5))")
+        self.structure = structure
         self.shared = shared
-        outputs = 1 if shared else found.num_costs
+        outputs = 1 if shared else structure.num_costs
         self.weight = weight(torch.zeros(outputs, self.in_features))
         self.bias = weight(torch.zeros(outputs)) if bias else None
 
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None for integer programs, functions and oracles of one's own."""
+        """What the compiled loop needs of the head; None for integer programs, functions and your own oracles."""
         from torchssvm.structures.decisions.kind import ORACLES, DecisionAdapter
 
         quick = type(self.structure.oracle) in ORACLES
@@ -70,12 +69,10 @@ class LinearDecisions(LinearHead):
         Raises:
             ValueError: ``x`` has the wrong shape, or the batch has lengths.
         """
-        if lengths is not None:
-            raise ValueError("lengths must be None: all decisions have D variables. Make the Batch without lengths")
+        check_no_lengths(lengths)
         features, fixed, given = x if isinstance(x, Situations) else (x, None, None)
         expected = (self.structure.num_costs, self.in_features) if self.shared else (self.in_features,)
-        if check_tensor(features, "x").ndim != len(expected) + 1 or features.shape[1:] != expected:
-            raise ValueError(f"x must be {['B', *expected]}, got {list(features.shape)}".replace("'", ""))
+        check_shape(features, "x", "B", *expected)
         with full_precision(features.device):
             features = features.to(self.weight.dtype)
             costs = product(features, self.weight[0]) if self.shared else product(features, self.weight)

@@ -21,18 +21,18 @@ Limits = tuple[Array, Array]
 
 
 class Answer(NamedTuple):
-    """What the solver found."""
+    """The solver's answer."""
 
-    status: str  # "optimal" (within ``rel_gap``), "limit" (time), or the solver's own words for anything else
-    y: Array | None = None  # ``[D]``, the best decision found, or None
-    bound: float = -np.inf  # no decision costs less; -inf where nothing is known
+    status: str  # "optimal" (within ``rel_gap``), "limit" (time), or the solver's message for anything else
+    y: Array | None = None  # ``[D]``, the best decision, or None
+    bound: float = -np.inf  # no decision costs less; -inf if unknown
 
 
 class IntegerProgram(DecisionOracle):
     """Minimise (or maximise) ``c'y`` subject to ``A_ub y <= b_ub``, ``A_eq y = b_eq`` and bounds, in part integer.
 
     Right-hand sides may differ from example to example: ``Situations(x, given=sides)`` with ``sides``
-    ``[B, M]``, those of ``A_ub`` and then those of ``A_eq``. Known costs are ``Situations(x, fixed=costs)``.
+    ``[B, M]``, first for ``A_ub`` and then for ``A_eq``. Known costs are ``Situations(x, fixed=costs)``.
 
     The solver is ``scipy.optimize.milp``, which is HiGHS (``torchssvm[scipy]``); another one is a
     :class:`DecisionOracle` of your own. It is exact up to its tolerances: 1e-6 for rows and integrality, about 1e-9 of
@@ -48,7 +48,7 @@ class IntegerProgram(DecisionOracle):
         integrality: 1 where a variable is an integer and 0 where it is continuous, a number or ``[D]``.
         maximize: Whether the costs are values, to be maximised.
         rel_gap: The solver may stop at this gap, relative to the value; the bound is returned with the decision.
-        time_limit: Seconds for each solution. At the end the best decision found counts (in training, the target if it
+        time_limit: Seconds for each solution. At the end the best decision so far counts (in training, the target if it
             is better), with the bound; without any, it is an error. None is no limit.
 
     Raises:
@@ -82,7 +82,7 @@ class IntegerProgram(DecisionOracle):
         rows = [matrix for matrix, _ in sides if matrix is not None]
         if not rows or len({matrix.shape[1] for matrix in rows}) > 1:
             shapes = [list(matrix.shape) for matrix in rows]
-            raise ValueError(f"A_ub and A_eq must be [M, D] and [K, D], one of them or both; got {shapes}")
+            raise ValueError(f"A_ub and A_eq must be [M, D] and [K, D], one or both; got {shapes}")
         self.num_costs = rows[0].shape[1]
         self.maximize = maximize
         (_, upper), (_, equal) = sides
@@ -90,10 +90,9 @@ class IntegerProgram(DecisionOracle):
             (bounds[0], "bounds[0]"), (bounds[1], "bounds[1]"), (integrality, "integrality")
         ))  # fmt: skip
         if (low > high).any():
-            variable = int((low > high).nonzero()[0][0])
-            raise ValueError(f"bounds of variable {variable}: {low[variable]:g} is above {high[variable]:g}")
+            raise ValueError(f"bounds={bounds} must not have a lower bound above an upper one")
         if not np.isin(integer, (0, 1)).all():
-            raise ValueError("integrality must be 1 (integer) or 0 (continuous) for every variable")
+            raise ValueError(f"integrality={integrality!r} must be 1 (integer) or 0 (continuous)")
         self.rows = vstack(rows).tocsr()  # A, [M, D]
         self.limits: Limits = np.concatenate([np.full(len(upper), -np.inf), equal]), np.concatenate([upper, equal])
         self.low, self.high, self.integer = low, high, integer == 1
@@ -114,35 +113,27 @@ class IntegerProgram(DecisionOracle):
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """The solver's decisions; their bounds where a gap or a time limit left some of them unproven."""
         expected = len(costs), self.rows.shape[0]
-        if given is not None and given.shape != expected:
-            raise ValueError(
-                f"given must be {[*expected]}, the right-hand sides of A_ub and A_eq, got {list(given.shape)}"
-            )
-        if given is not None and np.isnan(given).any():
-            raise ValueError(
-                f"given: the right-hand sides of {row_name(int(np.isnan(given).any(1).argmax()))} hold NaN"
-            )
+        if given is not None and (given.shape != expected or np.isnan(given).any()):
+            raise ValueError(f"given={given.tolist()} must be right-hand sides of A_ub and A_eq, {[*expected]} numbers")
         y = np.empty(costs.shape)
         value, bound = np.empty(len(costs)), np.empty(len(costs))
         sign = -1.0 if self.maximize else 1.0
-        for k, own in enumerate(sign * costs):
+        for k, cost in enumerate(sign * costs):
             limits = self.limits if given is None else self._limits(given[k])
-            unit = 2.0 ** (_SIZE - np.frexp(np.abs(own).max())[1]) if own.any() else 1.0
-            answer = self._ask(unit * own, limits)
+            unit = 2.0 ** (_SIZE - np.frexp(np.abs(cost).max())[1]) if cost.any() else 1.0
+            answer = self._ask(unit * cost, limits)
             if answer.status not in ("optimal", "limit"):
                 raise ValueError(self._refusal(k, answer, limits))
-            found = None if start is None else start[k].astype(np.float64)
+            best = None if start is None else start[k].astype(np.float64)
             if answer.y is not None:
-                found = np.where(self.integer, np.rint(answer.y), answer.y)
-            if found is None:
-                raise ValueError(
-                    f"time_limit={self.time_limit} ended before any decision was found in {row_name(k)}: give more time"
-                )
-            y[k], value[k] = found, own @ found
-            told = answer.bound / unit - _PROVEN * len(own) * np.abs(own).max()
-            bound[k] = min(value[k], max(told, self._lowest(own)))
+                best = np.where(self.integer, np.rint(answer.y), answer.y)
+            if best is None:
+                raise ValueError(f"time_limit={self.time_limit} ended without a decision for {row_name(k)}: raise it")
+            y[k], value[k] = best, cost @ best
+            lowest = answer.bound / unit - _PROVEN * len(cost) * np.abs(cost).max()
+            bound[k] = min(value[k], max(lowest, self._lowest(cost)))
             proven = answer.status == "optimal" and self.rel_gap == 0.0
-            if proven or value[k] - bound[k] <= _PROVEN * (np.abs(own) @ np.abs(found)):
+            if proven or value[k] - bound[k] <= _PROVEN * (np.abs(cost) @ np.abs(best)):
                 bound[k] = value[k]
         y = y.astype(np.int64) if self.integer.all() else y
         return y, sign * value, None if (bound == value).all() else sign * bound
@@ -167,11 +158,11 @@ class IntegerProgram(DecisionOracle):
             options["time_limit"] = self.time_limit
         constraints = [LinearConstraint(self.rows, *limits)] if self.rows.shape[0] else []
         bounds = Bounds(self.low, self.high)
-        found = milp(costs, integrality=self.integer, bounds=bounds, constraints=constraints, options=options)
-        if found.status not in (0, 1):
-            return Answer(found.message)
-        bound = found.fun if found.status == 0 and not self.integer.any() else found.mip_dual_bound
-        return Answer(("optimal", "limit")[found.status], found.x, -np.inf if bound is None else bound)
+        result = milp(costs, integrality=self.integer, bounds=bounds, constraints=constraints, options=options)
+        if result.status not in (0, 1):
+            return Answer(result.message)
+        bound = result.fun if result.status == 0 and not self.integer.any() else result.mip_dual_bound
+        return Answer(("optimal", "limit")[result.status], result.x, -np.inf if bound is None else bound)
 
     def _limits(self, given: Array | None) -> Limits:
         """The limits of the rows with these right-hand sides ``[M]``."""
@@ -181,31 +172,28 @@ class IntegerProgram(DecisionOracle):
         return np.where(np.arange(len(sides)) < self._num_upper, -np.inf, sides), sides
 
     def _lowest(self, costs: Array) -> float:
-        """What the bounds of the variables alone say."""
+        """The lowest value within the bounds of the variables, without rows."""
         used = costs != 0.0
         ends = (costs[used] * end[used] for end in (self.low, self.high))
         return float(np.minimum(*ends).sum())
 
     def _refusal(self, row: int, answer: Answer, limits: Limits) -> str:
-        """The error of a program without a best decision, as far as the solver says why."""
+        """The error of a program without a best decision."""
         words = answer.status.lower()
-        told = [word for word in ("infeasible", "unbounded") if word in words]
-        if len(told) == 2:  # it leaves open which: without costs nothing is unbounded
-            known = self._ask(np.zeros(self.num_costs), limits).y is not None
-            told = ["unbounded" if known else "infeasible"]
-        if not told:
-            return f"the solver gave up on the integer program of row {row} of the batch: {answer.status}"
-        if told[0] == "unbounded":
-            return (
-                f"the integer program of {row_name(row)} is unbounded: decisions become better without end "
-                f"({answer.status}). Training tries costs of any sign: give all variables two finite bounds"
-            )
+        reasons = [word for word in ("infeasible", "unbounded") if word in words]
+        if len(reasons) == 2:  # the solver leaves open which: without costs nothing is unbounded
+            feasible = self._ask(np.zeros(self.num_costs), limits).y is not None
+            reasons = ["unbounded" if feasible else "infeasible"]
+        if not reasons:
+            return f"the solver gave up on {row_name(row)}: {answer.status}"
+        if reasons[0] == "unbounded":
+            return f"the integer program of {row_name(row)} is unbounded: give all variables two finite bounds"
         up, down = self.rows.maximum(0.0), self.rows.minimum(0.0)
         least, most = up @ self.low + down @ self.high, up @ self.high + down @ self.low
         alone = ((least > limits[1] + 1e-6) | (most < limits[0] - 1e-6)).nonzero()[0].tolist()
         names = [f"A_ub[{k}]" if k < self._num_upper else f"A_eq[{k - self._num_upper}]" for k in alone]
-        why = f"{', '.join(names[:4])} cannot be met within the bounds" if names else "no row alone is at fault"
-        return f"the integer program of {row_name(row)} is infeasible ({answer.status}): {why}"
+        why = f"{', '.join(names[:4])} cannot be met within the bounds" if names else "rows contradict each other"
+        return f"the integer program of {row_name(row)} is infeasible: {why}"
 
     def _each(self, value: Any, name: str) -> Array:
         check_readable(value, name)
@@ -225,17 +213,13 @@ class IntegerProgram(DecisionOracle):
 
 def _rows(matrix: Any, sides: Any, name: str, make: Any) -> tuple[Any, Array]:
     """The rows of a kind in SciPy's sparse format and their right-hand sides; None and ``[0]`` where there are none."""
-    if (matrix is None) != (sides is None):
-        raise ValueError(f"A_{name} and b_{name} go together: give both or none")
-    if matrix is None:
+    if matrix is None and sides is None:
         return None, np.empty(0)
     check_readable(matrix, f"A_{name}")
     check_readable(sides, f"b_{name}")
-    if np.ndim(matrix) != 2:
-        raise ValueError(f"A_{name} must be [M, D], a row for each constraint, got {[*np.shape(matrix)]}")
-    rows, right = make(matrix, dtype=np.float64), np.asarray(sides, dtype=np.float64)
-    if right.shape != rows.shape[:1] or np.isnan(right).any() or not np.isfinite(rows.data).all():
-        raise ValueError(
-            f"A_{name} must be [M, D] and b_{name} [M], finite, got {list(rows.shape)} and {list(right.shape)}"
-        )
+    right = np.asarray(sides, dtype=np.float64)
+    rows = make(matrix, dtype=np.float64) if np.ndim(matrix) == 2 else None
+    if rows is None or right.shape != rows.shape[:1] or np.isnan(right).any() or not np.isfinite(rows.data).all():
+        shapes = f"{[*np.shape(matrix)]} and {[*right.shape]}"
+        raise ValueError(f"A_{name} must be [M, D] and b_{name} [M], finite numbers; got {shapes}")
     return rows, right

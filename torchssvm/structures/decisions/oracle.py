@@ -18,15 +18,13 @@ Solved = tuple[Array, Array, Array | None]
 
 
 def _checked(solve: Callable[..., Solved]) -> Callable[..., Solved]:
-    """``solve`` behind the checks of its arguments: kernels do not look whether an index is within its array."""
+    """``solve`` behind checks of its arguments: kernels do not look whether an index lies within an array."""
 
     @functools.wraps(solve)
     def call(self: DecisionOracle, costs: Any, *args: Any, **kwargs: Any) -> Solved:
         costs = as_numbers(costs, "costs")
-        if costs.ndim != 2 or costs.shape[1] != self.num_costs:
-            raise ValueError(f"costs must be [B, {self.num_costs}], got {[*costs.shape]}")
-        if not (finite := np.isfinite(costs).all(1)).all():
-            raise ValueError(f"costs of row {int(finite.argmin())} are not finite")
+        if costs.ndim != 2 or costs.shape[1] != self.num_costs or not np.isfinite(costs).all():
+            raise ValueError(f"costs must be [B, {self.num_costs}], finite, got {[*costs.shape]}")
         fit = [_fitting(value, name, costs) for value, name in zip(args, ("given", "start"), strict=False)]
         named = {name: _fitting(value, name, costs) for name, value in kwargs.items()}
         return solve(self, np.ascontiguousarray(costs, dtype=np.float64), *fit, *args[2:], **named)
@@ -35,19 +33,18 @@ def _checked(solve: Callable[..., Solved]) -> Callable[..., Solved]:
 
 
 def _fitting(value: Any, name: str, costs: Array) -> Any:
-    """``given`` or ``start`` as an array that fits the costs; what an oracle of one's own takes besides, as it is."""
+    """``given`` and ``start`` as arrays that fit the costs; other arguments as they are."""
     if value is None or name not in ("given", "start"):
         return value
-    value = as_numbers(value, name)
-    if name == "given" and value.shape[:1] != costs.shape[:1]:
-        raise ValueError(f"given has shape {[*value.shape]}; its first axis must be that of costs, {len(costs)}")
-    if name == "start" and value.shape != costs.shape:
-        raise ValueError(f"start must be {[*costs.shape]}, as costs, got {[*value.shape]}")
+    value, shape = as_numbers(value, name), costs.shape[:1] if name == "given" else costs.shape
+    if value.shape[: len(shape)] != shape or (name == "start" and value.ndim > 2):
+        sizes = f"{[*shape]}" if name == "start" else f"[{len(costs)}, ...]"
+        raise ValueError(f"{name} must be {sizes} for these costs, got {[*value.shape]}")
     return value
 
 
 class DecisionOracle(ABC):
-    """A problem with linear costs: the feasible decisions, and how the best of them is found.
+    """A problem with linear costs: the feasible decisions and the solver.
 
     Arguments of ``solve`` are checked and made arrays before a subclass sees them.
 
@@ -88,8 +85,8 @@ class DecisionOracle(ABC):
                 known. An oracle that finds nothing better in its time returns it.
 
         Returns:
-            The decisions ``[B, D]``, integers or floats; their costs ``[B]`` float64; and ``[B]`` float64, what no
-            decision's cost is below (above, if ``maximize``), or None where all decisions are optimal.
+            The decisions ``[B, D]``, integers or floats; their costs ``[B]`` float64; and ``[B]`` float64, a lower
+            bound of all decisions' costs (an upper one, if ``maximize``), or None where all decisions are optimal.
 
         Raises:
             ValueError: Shapes do not fit, or costs are not finite.
@@ -106,7 +103,7 @@ class DecisionOracle(ABC):
 
 
 class FunctionOracle(DecisionOracle):
-    """The oracle that a function ``costs -> (y, value, bound)`` is."""
+    """A function ``costs -> (y, value, bound)`` as an oracle."""
 
     def __init__(self, function: Callable[..., Solved], num_costs: int, maximize: bool) -> None:
         check_flags(maximize=maximize)
@@ -126,21 +123,19 @@ class FunctionOracle(DecisionOracle):
 def refuse_given(oracle: DecisionOracle, given: Array | None) -> None:
     """Raise ValueError where something is given for every example and the oracle takes costs alone."""
     if given is not None:
-        raise ValueError(
-            f"given has shape {list(np.shape(given))}, and {oracle!r} takes costs alone: leave given out of Situations"
-        )
+        raise ValueError(f"given is not used by {oracle!r}: leave it out of Situations")
 
 
 def as_numbers(value: Any, name: str) -> Array:
     """An array of real numbers, from an array, a tensor or nested lists; TypeError names the argument."""
     check_readable(value, name)
     try:
-        found = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError) as error:  # a sparse or meta tensor, bfloat16, ragged lists
-        raise TypeError(f"{name} must be an array of real numbers: {error}") from error
-    if found.dtype.kind not in "biuf":
-        raise TypeError(f"{name} must be an array of real numbers, got {found.dtype} {list(found.shape)}")
-    return found
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):  # a sparse or meta tensor, bfloat16, ragged lists
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be an array of real numbers, not a {type(value).__name__}")
+    return array
 
 
 def costs_of(decisions: Array, costs: Array) -> Array:
@@ -152,8 +147,7 @@ def node_pairs(value: Any, name: str) -> Array:
     """``[D, 2]`` int64, whole numbers of at least 0; ValueError names the argument."""
     check_readable(value, name)
     given = np.asarray(value)
-    if given.ndim != 2 or given.shape[1] != 2 or not len(given):
-        raise ValueError(f"{name} must be [D, 2], pairs of nodes from 0, got {list(given.shape)}")
-    if given.dtype.kind not in "iuf" or not ((given >= 0) & (given % 1 == 0) & (given < 2**31)).all():
-        raise ValueError(f"{name} must hold numbers of nodes, whole and at least 0")
+    fits = given.ndim == 2 and given.shape[1:] == (2,) and len(given) and given.dtype.kind in "iuf"
+    if not fits or not ((given >= 0) & (given % 1 == 0) & (given < 2**31)).all():
+        raise ValueError(f"{name}={value!r} must be [D, 2], pairs of nodes, whole numbers from 0")
     return np.ascontiguousarray(given, dtype=np.int64)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.core.arguments import check_flags, check_whole, row_name
+from torchssvm.core.arguments import check_choice, check_flags, check_whole, row_name
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, refuse_given
 
-_WHOLE = 1e-4  # what solvers may err on whole numbers
-_SLACK = 1e-3  # of the costs: what the gaps of solvers may be
+_WHOLE = 1e-4  # largest error of solvers on whole numbers
+_SLACK = 1e-3  # largest gap of solvers, relative to the costs
 
 
 class OptModel(DecisionOracle):
@@ -42,20 +42,12 @@ class OptModel(DecisionOracle):
 
     def __init__(self, model: Any, *, whole: bool = True) -> None:
         check_flags(whole=whole)
-        if isinstance(model, type) or not all(
-            hasattr(model, name) for name in ("setObj", "solve", "num_cost", "modelSense")
-        ):
-            raise TypeError(
-                f"model={model!r} must be a model of PyEPO, with setObj, solve, num_cost and modelSense, such as "
-                "pyepo.model.ort.shortestPathModel((5, 5))"
-            )
+        needed = "setObj", "solve", "num_cost", "modelSense"
+        if isinstance(model, type) or not all(hasattr(model, name) for name in needed):
+            raise TypeError(f"model={model!r} must have {needed}, as models of PyEPO do")
         if getattr(model, "c_pred_index", None) is not None:
-            raise TypeError(
-                f"model={model!r} predicts a part of its costs: let all be predicted, and give the others as known "
-                "costs, Situations(x, fixed=...)"
-            )
-        if model.modelSense not in (1, -1):
-            raise ValueError(f"modelSense={model.modelSense!r} must be 1, which minimises, or -1, which maximises")
+            raise TypeError(f"model={model!r} must predict all costs: give known ones as Situations(x, fixed=...)")
+        check_choice(model.modelSense, "modelSense", 1, -1)
         self.model = model
         self.whole = whole
         self.num_costs = check_whole(model.num_cost, "num_cost")
@@ -68,10 +60,7 @@ class OptModel(DecisionOracle):
         values = self.solve(np.stack([costs, -costs]))[0] @ costs
         better = values[0] - values[1] if self.maximize else values[1] - values[0]
         if better < -_SLACK * np.abs(costs).sum():
-            raise ValueError(
-                f"modelSense={self.model.modelSense} must be {-self.model.modelSense}: the model "
-                f"{'minimises' if self.maximize else 'maximises'}"
-            )
+            raise ValueError(f"modelSense={self.model.modelSense} must be {-self.model.modelSense}: the model does so")
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """One problem after another, by the model.
@@ -83,10 +72,10 @@ class OptModel(DecisionOracle):
         y = np.empty(costs.shape)
         for row, cost in enumerate(costs):
             self.model.setObj(cost)
-            found = np.asarray(self.model.solve()[0], np.float64)
-            if found.shape != cost.shape:
-                raise ValueError(f"model.solve() returned {list(found.shape)} numbers, and num_cost is {len(cost)}")
-            y[row] = found
+            decision = np.asarray(self.model.solve()[0], np.float64)
+            if decision.shape != cost.shape:
+                raise ValueError(f"model.solve() must return {len(cost)} numbers, num_cost, got {list(decision.shape)}")
+            y[row] = decision
         if self.whole:
             rounded = np.rint(y)
             broken = np.flatnonzero((np.abs(y - rounded) > _WHOLE).any(1))

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_readable, check_several, check_tensor, describe, row_name
+from torchssvm.core.arguments import check_readable
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
+from torchssvm.structures.common import check_no_lengths, check_potentials, check_shape
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
 
-_ROUNDING = 1e-8  # of the costs at stake: what solvers and sums may err
-_VALUE = 1e-4  # of all costs: what a value may err, of a solver in float32 too
+_ROUNDING = 1e-8  # largest error of solvers and sums, relative to the costs at stake
+_VALUE = 1e-4  # largest error of a value, relative to all costs; solvers may use float32
 
 
 class Decision(NamedTuple):
@@ -22,7 +24,7 @@ class Decision(NamedTuple):
 
     Attributes:
         y: ``[B, D]`` int64 (float64 where variables are continuous), optimal for ``cost``.
-        cost: ``[B, D]``, the true costs, of which known ones are a part; training takes them in float64.
+        cost: ``[B, D]``, the true costs, known ones included; training takes them in float64.
         fixed: ``[B, D]`` float64, the known part of the predicted costs; :meth:`Decisions.check_target` puts it here.
 
     Example:
@@ -78,7 +80,7 @@ class Decisions(Structure):
         tensor([1.], dtype=torch.float64)
     """
 
-    not_plain = "decisions are found by solvers outside of torch"
+    not_plain = "decisions come from solvers outside of torch"
 
     pairwise_if_few = True
 
@@ -91,13 +93,9 @@ class Decisions(Structure):
     ) -> None:
         if isinstance(oracle, DecisionOracle):
             if num_costs is not None or maximize is not None:
-                raise TypeError(f"num_costs and maximize are for functions; oracle={oracle!r} has its own")
-        elif not callable(oracle) or isinstance(oracle, type):
-            raise TypeError(
-                f"oracle={oracle!r} must be a DecisionOracle such as ShortestPath.grid(5, 5), or a function"
-            )
-        elif num_costs is None:
-            raise TypeError(f"num_costs=None, and oracle={oracle!r} is a function: give the number of its costs")
+                raise TypeError(f"num_costs and maximize are for functions: leave them out with oracle={oracle!r}")
+        elif not callable(oracle) or isinstance(oracle, type) or num_costs is None:
+            raise TypeError(f"oracle={oracle!r} must be a DecisionOracle, or a function with num_costs")
         else:
             oracle = FunctionOracle(oracle, num_costs, False if maximize is None else maximize)
         self.oracle = oracle
@@ -122,10 +120,10 @@ class Decisions(Structure):
     def augmented_argmax(self, potentials: Potentials, target: Decision) -> Decoding:
         """The oracle's decision under ``c_hat - c / 2``; the target where it is better."""
         delta, constant = self.loss_potentials(target)
-        found = self._solve(potentials.single.detach().to(torch.float64) + delta, potentials, target)
-        value, bound = found.value, found.bound
+        decoding = self._solve(potentials.single.detach().to(torch.float64) + delta, potentials, target)
+        value, bound = decoding.value, decoding.bound
         assert value is not None
-        return found._replace(value=value + constant, bound=None if bound is None else bound + constant)
+        return decoding._replace(value=value + constant, bound=None if bound is None else bound + constant)
 
     def signed(self, name: str) -> bool:
         """Costs that are minimised count with a minus."""
@@ -135,21 +133,23 @@ class Decisions(Structure):
         """``-2 y``, or ``+2 y`` where costs are maximised: ``[B, D]`` float64."""
         return self._factor * _decision(labeling).to(torch.float64)
 
+    @override
     def difference(self, labeling: Tensor | Decision, target: Decision, potentials: Potentials) -> Parts:
-        """Subtracted in float64: decisions that are close to each other keep their digits."""
         ((name, tensor),) = potentials.tensors.items()
+        # Subtracted in float64: the difference of close decisions keeps its digits.
         return {name: (self.parts(labeling) - self.parts(target)).to(tensor.dtype)}
 
+    @override
     def relative_scores(self, labelings: Tensor, target: Decision, potentials: Potentials) -> Tensor:
-        """By a matrix product in float64, ``[B, C]``."""
         costs = potentials.single.detach().to(torch.float64).unsqueeze(2)
-        everything = torch.cat([labelings, target.y.unsqueeze(1)], 1).to(torch.float64)
-        total = self._factor * (everything @ costs).squeeze(2)
+        decisions = torch.cat([labelings, target.y.unsqueeze(1)], 1).to(torch.float64)
+        total = self._factor * (decisions @ costs).squeeze(2)
         return total[:, :-1] - total[:, -1:]
 
+    @override
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Decision, potentials: Potentials) -> Parts:
-        """By a matrix product of differences in float64: what is left may be small beside what is subtracted."""
         ((name, tensor),) = potentials.tensors.items()
+        # Subtracted before they are summed: the sum may be small beside its terms.
         differences = (labelings - target.y.unsqueeze(1)).to(torch.float64)
         total = (mass.to(torch.float64).unsqueeze(1) @ differences).squeeze(1)
         return {name: (self._factor * total).to(tensor.dtype)}
@@ -160,31 +160,32 @@ class Decisions(Structure):
         Raises:
             ValueError: A regret is negative: the target is not optimal for its costs.
         """
-        found = self.regret(labeling, target)
+        regret = self.regret(labeling, target)
         if target.fixed is None:
-            return found
+            return regret
         moved = _decision(labeling).to(torch.float64) - target.y.to(torch.float64)
-        return found + self._factor * (moved * target.fixed).sum(1)
+        return regret + self._factor * (moved * target.fixed).sum(1)
 
     def task_loss(self, labeling: Tensor | Decision, target: Decision) -> Tensor:
         """The regret, ``[B]`` float64, whether or not costs are known."""
         return self.regret(labeling, target)
 
+    @override
     def known_scores(self, potentials: Potentials) -> Parts | None:
-        """The known costs."""
         fixed = _fixed(potentials)
         return None if fixed is None else dict.fromkeys(potentials.tensors, fixed)
 
+    @override
     def largest_gain(self, potentials: Potentials, target: Decision) -> Tensor:
-        """As for every structure, from the predicted costs alone; an oracle short of time may return the target."""
+        # From the predicted costs alone; an oracle short of time may return the target.
         costs = potentials.single.detach().to(torch.float64)
-        found = self._solve(costs, potentials, target)
-        reached = found.value if found.bound is None else found.bound
+        decoding = self._solve(costs, potentials, target)
+        reached = decoding.value if decoding.bound is None else decoding.bound
         assert reached is not None
         return reached - self._factor * (target.y.to(torch.float64) * costs).sum(1)
 
     def regret(self, labeling: Tensor | Decision, target: Decision) -> Tensor:
-        """What decisions cost more than the target's, under the true costs: ``[B]`` float64.
+        """The true costs of decisions less the target's: ``[B]`` float64.
 
         Negative regrets that rounding explains (1e-8 of the costs at stake) are 0.
 
@@ -195,13 +196,8 @@ class Decisions(Structure):
         cost = target.cost.to(torch.float64)
         regret = -0.5 * self._factor * ((y - best) * cost).sum(1)
         rounding = _ROUNDING * ((y.abs() + best.abs()) * cost.abs()).sum(1)
-        if bool((regret < -rounding).any()):
-            row = int((regret < -rounding).nonzero()[0])
-            raise ValueError(
-                f"the target of {row_name(row)} is not optimal for its costs: another decision is better by "
-                f"{-float(regret[row]):.6g}. Make targets by Decisions(oracle).target(costs), with the oracle that "
-                "trains, and to optimality"
-            )
+        wrong = regret < -rounding
+        reject_rows(wrong, "target of {rows} is not optimal for its costs: make it by Decisions(oracle).target(costs)")
         return torch.where(regret < 0.0, 0.0, regret)
 
     def loss_potentials(self, target: Decision) -> tuple[Tensor, Tensor]:
@@ -211,8 +207,8 @@ class Decisions(Structure):
             delta = delta + target.fixed
         return delta, -self._factor * (target.y.to(torch.float64) * delta).sum(1)
 
+    @override
     def resize(self, labelings: Tensor, target: Decision) -> Tensor:
-        """Stored decisions as they are: all examples have D variables."""
         return fit(labelings, target.y.shape[1:], self.padding)
 
     def target(self, costs: Tensor | Any, given: Tensor | Any = None) -> Decision:
@@ -225,40 +221,29 @@ class Decisions(Structure):
         Raises:
             ValueError: Costs do not fit or are not finite, or the oracle did not prove its decisions optimal.
         """
-        check_several(costs, "costs", f"numbers [B, {self.num_costs}]")
         check_readable(costs, "costs")
         check_readable(given, "given")
-        costs = torch.as_tensor(costs)
-        if costs.ndim != 2 or costs.shape[1] != self.num_costs:
-            raise ValueError(f"costs must be [B, {self.num_costs}], got {list(costs.shape)}")
-        costs = costs.detach().to(torch.float64)
+        costs = check_shape(torch.as_tensor(costs), "costs", "B", self.num_costs).detach().to(torch.float64)
         reject_rows(~torch.isfinite(costs).all(1), "costs of {rows} are not finite")
-        found = self._decide(costs, None if given is None else torch.as_tensor(given), None)
-        if found[2] is not None:
-            reject_rows(
-                found[2] != found[1],
-                "the oracle did not prove its decisions optimal in {rows}: give it more time and no gap",
-            )
-        return Decision(found[0], costs)
+        y, value, bound = self._decide(costs, None if given is None else torch.as_tensor(given), None)
+        if bound is not None:
+            reject_rows(bound != value, "the oracle did not prove {rows} optimal: give it more time, and rel_gap=0")
+        return Decision(y, costs)
 
     def check_target(self, target: Decision, potentials: Potentials) -> Decision:
         """Check shapes and numbers; add the known costs of the potentials."""
-        if len(potentials.tensors) != 1 or potentials.single.ndim != 2 or potentials.single.shape[1] != self.num_costs:
-            raise ValueError(f"{self} takes potentials [B, {self.num_costs}], got {potentials}")
-        if potentials.lengths is not None:
-            raise ValueError("potentials have lengths, and decisions have none: make the Batch without lengths")
+        (costs,) = check_potentials(potentials, ("B", self.num_costs))
+        check_no_lengths(potentials.lengths)  # type: ignore[arg-type]
         if not isinstance(target, tuple | list) or len(target) not in (2, 3):
-            raise ValueError(f"target must be a Decision(y, cost), got a {type(target).__name__}")
+            raise ValueError(f"target must be a Decision(y, cost), not a {type(target).__name__}")
         y, cost = target[:2]
-        shape = potentials.single.shape
-        for name, tensor in (("y", y), ("cost", cost)):
-            if check_tensor(tensor, f"target.{name}").shape != shape:
-                raise ValueError(f"target.{name} must be {list(shape)}, as the potentials; got {list(tensor.shape)}")
-            reject_rows(~torch.isfinite(tensor).all(1), f"target.{name} is not finite in {{rows}}")
+        for name, tensor in (("target.y", y), ("target.cost", cost)):
+            wrong = ~check_shape(tensor, name, *costs.shape).isfinite().all(1)
+            reject_rows(wrong, f"{name} is not finite in {{rows}}")
         return Decision(_numbers(y), cost.to(torch.float64), _fixed(potentials))
 
+    @override
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
-        """The decisions that the oracle lists; None where it lists none."""
         given = getattr(potentials, "given", None)
         rows = range(1 if given is None else len(given))
         listed = [self.oracle.decisions(None if given is None else given[row].cpu().numpy()) for row in rows]
@@ -272,14 +257,14 @@ class Decisions(Structure):
         )
 
     def _solve(self, costs: Tensor, potentials: Potentials, target: Decision | None) -> Decoding:
-        """The oracle's decisions as a decoding, with scores in the place of costs."""
+        """The oracle's decisions as a decoding, with scores for costs."""
         y, value, bound = self._decide(costs, getattr(potentials, "given", None), None if target is None else target.y)
         value = self._factor * value
         bound = None if bound is None else torch.maximum(self._factor * bound, value)
         if target is not None:
-            own = self._factor * (target.y.to(torch.float64) * costs).sum(1)
-            y = torch.where((value < own).unsqueeze(1), target.y, y)
-            value = torch.maximum(value, own)
+            score = self._factor * (target.y.to(torch.float64) * costs).sum(1)
+            y = torch.where((value < score).unsqueeze(1), target.y, y)
+            value = torch.maximum(value, score)
             bound = None if bound is None else torch.maximum(bound, value)
         exact = bound is None or bool((bound == value).all())
         return Decoding(y, value, None if exact else bound, exact)
@@ -287,23 +272,23 @@ class Decisions(Structure):
     def _decide(
         self, costs: Tensor, given: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the oracle says, as tensors; costs that are not finite count as 0 and are refused by the caller."""
+        """Decisions, values and bounds, as tensors; costs that are not finite count as 0: callers refuse them."""
         known = torch.nan_to_num(costs, nan=0.0, posinf=0.0, neginf=0.0).cpu().numpy()
         arrays = [None if tensor is None else tensor.detach().cpu().numpy() for tensor in (given, start)]
-        found = self.oracle.solve(known, *arrays)
-        if not isinstance(found, tuple | list) or len(found) != 3:
-            raise TypeError(f"the oracle must return (y, value, bound), got a {type(found).__name__}")
-        y, value, bound = (None if each is None else torch.as_tensor(each).to(costs.device) for each in found)
-        for name, tensor in (("y", y), ("value", value), ("bound", bound)):
-            shape = costs.shape if name == "y" else costs.shape[:1]
-            if tensor.shape != shape if tensor is not None else name != "bound":
-                raise ValueError(f"the oracle's {name} must be {list(shape)}, got {describe(tensor)}")
+        answer = self.oracle.solve(known, *arrays)
+        if not isinstance(answer, tuple | list) or len(answer) != 3 or answer[0] is None or answer[1] is None:
+            raise TypeError(f"oracle={self.oracle!r} must return (y, value, bound), got {answer!r}")
+        y, value, bound = (None if each is None else torch.as_tensor(each).to(costs.device) for each in answer)
+        check_shape(y, "y of the oracle", *costs.shape)
+        for name, tensor in (("value", value), ("bound", bound)):
+            if tensor is not None:
+                check_shape(tensor, f"{name} of the oracle", len(costs))
         assert y is not None
         assert value is not None
         y, value = _numbers(y), value.to(torch.float64)
         off = (value - (y * costs).sum(1)).abs()  # infinite where the oracle found no decision
         wrong = value.isfinite() & (off > _VALUE * costs.abs().sum(1))
-        reject_rows(wrong, "the oracle's value is not the cost of its y in {rows}: give (costs * y).sum(1)")
+        reject_rows(wrong, "value of the oracle is not the cost of its y in {rows}: give (costs * y).sum(1)")
         return y, value, None if bound is None else bound.to(torch.float64)
 
     def __repr__(self) -> str:

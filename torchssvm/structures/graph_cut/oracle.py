@@ -112,7 +112,7 @@ def roof_dual(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None 
 
     Returns:
         The labels, ``[B, N]`` bool, and the bound, ``[B]`` float64. If no edge of an example is repulsive, the labels
-        are those of :func:`min_cut`, and the bound is their score up to rounding.
+        agree with :func:`min_cut`, and the bound is their score up to rounding.
 
     Raises:
         ValueError: A shape, a length or an edge does not fit.

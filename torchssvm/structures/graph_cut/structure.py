@@ -129,10 +129,10 @@ class RoofDual:
 
 
 class GraphCut(LabelledGraphs):
-    """A label 0 or 1 for each node of a graph; edges between different labels cost something. Examples have own graphs.
+    """A label 0 or 1 for each node of a graph; edges between different labels have a cost. Each example has its graph.
 
     Potentials: :class:`GraphPotentials`, ``node`` ``[B, N]`` and ``edge`` ``[B, E]``, which carry the graphs. The
-    score is that of [Osokin et al. 2016, appendix I.3]::
+    score follows [Osokin et al. 2016, appendix I.3]::
 
         score(y) = sum_p node_p ([y_p = 1] - [y_p = 0]) - sum_{pq} edge_pq [y_p != y_q]
 

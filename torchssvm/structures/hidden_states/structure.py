@@ -42,7 +42,7 @@ class HiddenStates(Around):
     Each label is shown by one or several states: with ``shows=[0, 1, 1]``, label 1 by states 1 and 2. Outputs are
     states; :meth:`observe` gives their labels. Targets are labels, int64 ``[B]`` or ``[B, N]``, and -100 where a label
     is unknown, which all states show; or the labels that are allowed, bool ``[B, L]`` or ``[B, N, L]``, at least one at
-    each position. The loss is that of the structure, where a state that shows a right or allowed label costs nothing.
+    each position. The loss comes from the structure, and a state that shows a right or allowed label costs nothing.
 
     :func:`torchssvm.latent` trains it: it chooses the states of the targets, by :meth:`complete`, and trains the
     weights, in turns. :class:`torchssvm.SoftmaxMargin` sums over all states that show the labels, and
@@ -176,7 +176,7 @@ class HiddenStates(Around):
 
         Raises:
             ValueError: Shape, dtype or a label does not fit, or a state does not show its label.
-            TypeError: The structure's outputs are more than states, as those of ``PairwiseGraph``.
+            TypeError: The structure's outputs are more than states, as in ``PairwiseGraph``.
         """
         potentials = as_potentials(potentials)
         observed = target.observed if isinstance(target, Completed) else target
@@ -191,9 +191,7 @@ class HiddenStates(Around):
             real = check_lengths(potentials.lengths, *shape, observed.device)
         if sets:
             empty = real & ~observed.any(-1)
-            reject_rows(
-                empty.flatten(1).any(1) if empty.ndim > 1 else empty, "target allows no label at a position of {rows}"
-            )
+            reject_rows(empty.flatten(1).any(1) if empty.ndim > 1 else empty, "target has a set of no labels in {rows}")
             observed = observed & real.unsqueeze(-1)
         else:
             check_labels(observed, self.num_labels, real & (observed != UNKNOWN))

@@ -1,6 +1,6 @@
 """The best matching of each bipartite graph of a batch, by the algorithm of [1]_ in float64, on the CPU and on CUDA.
 
-Ties are those of SciPy's ``linear_sum_assignment`` and of the Triton kernel, which take the same steps.
+Ties fall as in SciPy's ``linear_sum_assignment`` and the Triton kernel, which take the same steps.
 
 References:
     .. [1] D. F. Crouse. On implementing 2D rectangular assignment algorithms. IEEE Transactions on Aerospace and
@@ -24,8 +24,8 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
     """The matching with the highest total score in each bipartite graph.
 
     Nodes may stay unmatched, so edges with a score of 0 or less are never used: negative scores are raised to 0, an
-    assignment of the smaller side is found exactly [1]_, and its edges of score 0 are dropped. Ties are those of
-    SciPy's ``linear_sum_assignment``, and depend only on the example's own scores. CUDA tensors are solved on the
+    assignment of the smaller side is found exactly [1]_, and its edges of score 0 are dropped. Ties fall as in
+    SciPy's ``linear_sum_assignment``, and depend only on the example's scores. CUDA tensors are solved on the
     device by the same algorithm, with the same ties, where Triton is installed and no side has more than 2048 nodes;
     otherwise on the CPU.
 

@@ -147,7 +147,7 @@ class Matching(Structure):
         return (self.precision_cost * wrong + self.recall_cost * missed) * self._share(target)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """``precision_cost`` at wrong edges, ``-recall_cost`` at the target's; the constant is that of missing all."""
+        """``precision_cost`` at wrong edges, ``-recall_cost`` at the target's; the constant: missing all."""
         share, true = self._share(target), (target == 1).to(torch.float64)
         delta = self.precision_cost * (target == 0).to(torch.float64) - self.recall_cost * true
         return delta * share.view(-1, 1, 1), self.recall_cost * true.sum((1, 2)) * share
@@ -209,7 +209,7 @@ class Matching(Structure):
 
 
 def _real(potentials: Potentials) -> Tensor:
-    """The edges between an example's own nodes, ``[B, S, T]`` bool."""
+    """The edges between an example's nodes, ``[B, S, T]`` bool."""
     batch, left, right = potentials.single.shape
     device = potentials.device
     rows = check_lengths(potentials.lengths, batch, left, device)

@@ -81,15 +81,15 @@ def _match(scores, heights, widths, chosen, left, right, width: tl.constexpr):
             rank = tl.where(owner < 0, width + place, width - 1 - place)
             packed = (rank.to(tl.int64) << 40) | (lane.to(tl.int64) << 20) | (owner + 1).to(tl.int64)
             best = tl.max(tl.where(opened & (shortest == least), packed, 0), 0)
-            column, held = ((best >> 20) & 0xFFFFF).to(tl.int32), (best & 0xFFFFF).to(tl.int32) - 1
+            column, taken = ((best >> 20) & 0xFFFFF).to(tl.int32), (best & 0xFFFFF).to(tl.int32) - 1
             hole = tl.max(tl.where(lane == column, place, 0), 0)
             opened = opened & (lane != column)
             left_open -= 1
             place = tl.where(place == left_open, hole, place)  # the list's last column takes the place
-            if held < 0:
+            if taken < 0:
                 sink = column
             else:
-                row = held
+                row = taken
         onto = tl.gather(shortest, tl.maximum(partner, 0), 0)
         others = reached & (lane != new)
         row_dual = tl.where(lane == new, row_dual + least, tl.where(others, row_dual + (least - onto), row_dual))

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.operators import full_precision, plain, product, transformed
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.sparse_features import SparseFeatures, as_lists, padded_product
 from torchssvm.structures.chain.head import SparseEmission
-from torchssvm.structures.common import LinearHead, fitting, weight
+from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, fitting, weight
 from torchssvm.structures.multilabel.oracle import symmetric
 from torchssvm.structures.multilabel.structure import BranchAndBound, MessagePassing, Multilabel
 
@@ -84,7 +85,7 @@ class LinearMultilabel(LinearHead):
             ValueError: The head has no pairs.
         """
         if self.pairwise is None:
-            raise ValueError("the head was made with pairwise=False: there are no interactions")
+            raise ValueError("pairwise=False: the head has no interactions")
         return symmetric(self.structure.all_pairs(self.pairwise), self.structure.num_labels)
 
     def forward(self, x: Tensor, lengths: None = None) -> Potentials:
@@ -95,10 +96,7 @@ class LinearMultilabel(LinearHead):
             ValueError: ``x`` has the wrong shape, or the batch has lengths.
         """
         check_no_lengths(lengths)
-        if isinstance(x, SparseFeatures):
-            raise TypeError("x is SparseFeatures: SparseLinearMultilabel takes these, LinearMultilabel a tensor [B, F]")
-        if check_tensor(x, "x").ndim != 2 or x.shape[1] != self.in_features:
-            raise ValueError(f"x must be [B, {self.in_features}], got {list(x.shape)}")
+        check_shape(x, "x", "B", self.in_features)
         with full_precision(x.device):
             x = x.to(self.unary.dtype)
             scores = product(x, self.unary)
@@ -137,12 +135,6 @@ class LinearMultilabel(LinearHead):
 
         weights = None if trained else own_weights(self)
         return Potentials(tensors, adjoint=adjoint, gram_product=gram_product, weights=weights)
-
-
-def check_no_lengths(lengths: None) -> None:
-    """Raise ValueError if a batch has lengths."""
-    if lengths is not None:
-        raise ValueError("lengths must be None: a set of labels has no length. Make the Batch without lengths")
 
 
 class SparseLinearMultilabel(LinearMultilabel):
@@ -186,8 +178,8 @@ class SparseLinearMultilabel(LinearMultilabel):
         """``unary`` unchanged: it is stored as ``[F, K]``, one row for each feature."""
         return weight
 
-    def compiled_form(self) -> Any:
-        """That of the dense head."""
+    @override
+    def compiled_form(self) -> Any:  # beside forward, as find_adapter asks
         return super().compiled_form()
 
     def forward(self, x: SparseFeatures, lengths: None = None) -> Potentials:  # type: ignore[override]
@@ -201,12 +193,9 @@ class SparseLinearMultilabel(LinearMultilabel):
             ValueError: A shape or a column does not fit, or the batch has lengths.
         """
         check_no_lengths(lengths)
-        if isinstance(x, SparseFeatures) and isinstance(x.columns, Tensor):
-            if x.columns.ndim != 2:
-                raise ValueError(f"x.columns must be [B, L], lists of columns, got {list(x.columns.shape)}")
-            # The lists are by token: an example has one token here.
-            values = x.values.unsqueeze(1) if isinstance(x.values, Tensor) else x.values
-            x = SparseFeatures(x.columns.unsqueeze(1), values)
+        if isinstance(x, SparseFeatures):  # the lists are by token: an example has one token here
+            columns = check_shape(x.columns, "x.columns", "B", "L").unsqueeze(1)
+            x = SparseFeatures(columns, None if x.values is None else check_tensor(x.values, "x.values").unsqueeze(1))
         if plain():
             scores = padded_product(x, self.unary).squeeze(1)
             scores = scores if self.bias is None else scores + self.bias

@@ -53,7 +53,7 @@ class Workspace(NamedTuple):
 
 
 def workspace(num_labels: int) -> Workspace:
-    """Uninitialised memory for K labels; each thread needs its own."""
+    """Uninitialised memory for K labels; each thread needs some."""
     pairs = num_labels * (num_labels - 1) // 2
     sizes = {"sizes": 2, "tiny": 1, "first": pairs, "second": pairs, "weight": pairs, "split": pairs, "active": pairs}
     numbers = {"tiny", "unary", "belief", "gain", "weight", "split", "above"}
@@ -67,7 +67,7 @@ def workspace(num_labels: int) -> Workspace:
 
 @njit
 def reduce(unary, weights, labels, memory):
-    """Build the problem of the undecided labels, with the decided labels held fixed.
+    """Build the problem of the undecided labels, with the decided labels fixed.
 
     Pairs are ordered by ``(i + j) mod K``: pairs with the same remainder have no label in common. ``labels`` ``[K]``
     are 0, 1, or -1 for an undecided label; ``memory.free`` holds these in ascending order, ``memory.sizes[0]`` their
@@ -80,13 +80,13 @@ def reduce(unary, weights, labels, memory):
     for a in range(count):
         k = memory.free[a]
         place[k] = a
-        own = unary[k]
+        score = unary[k]
         for j in range(size):
             if labels[j] == 1:
-                own += weights[k, j]
-        memory.unary[a] = own
+                score += weights[k, j]
+        memory.unary[a] = score
         memory.best[a] = 0
-        total += abs(own)
+        total += abs(score)
     for remainder in range(size):
         for a in range(count):
             i = memory.free[a]
@@ -157,11 +157,11 @@ def one_round(memory, active):
     belief, moved = memory.belief, 0.0
     for place in range(active):
         e = memory.active[place]
-        i, j, w, held = memory.first[e], memory.second[e], memory.weight[e], memory.split[e]
+        i, j, w, share = memory.first[e], memory.second[e], memory.weight[e], memory.split[e]
         sign = 1.0 if w > 0.0 else -1.0
-        wanted = held + 0.5 * (sign * belief[j] - belief[i])
-        change = min(max(wanted, min(w, 0.0)), max(w, 0.0)) - held
-        memory.split[e] = held + change
+        wanted = share + 0.5 * (sign * belief[j] - belief[i])
+        change = min(max(wanted, min(w, 0.0)), max(w, 0.0)) - share
+        memory.split[e] = share + change
         belief[i] += change
         belief[j] -= sign * change
         moved += abs(change)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchssvm.compiler.jit import njit
 from torchssvm.core.launch import launch
 from torchssvm.core.triton_support import triton_available
+from torchssvm.structures.common import check_shape
 from torchssvm.structures.multilabel.message_passing import Workspace, branch, pass_messages, reduce, workspace
 
 _EACH = 8_000.0  # cost of decoding an example, in comparisons of pairs of states
@@ -36,8 +37,8 @@ def best_label_sets(
 
     If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. Numba decodes on
     the CPU. For CUDA tensors with K up to 1024, all but branch and bound is one Triton kernel, where that is installed.
-    Its screening adds up in another order: values and bounds are those of the CPU up to rounding, and of two labelings
-    whose scores agree to rounding it may find the other. Examples with a gap go to the CPU for branch and bound, and
+    Its screening adds up in another order: values and bounds agree with the CPU's up to rounding, and of two labelings
+    whose scores agree to rounding it may return the other. Examples with a gap go to the CPU for branch and bound, and
     without Triton, or on another device, all do.
 
     Args:
@@ -52,29 +53,20 @@ def best_label_sets(
         Labels ``[B, K]`` int64, 0 and 1; their scores ``[B]`` float64; bounds ``[B]`` float64, equal to the score if
         the labels are optimal. Scores of -inf forbid a label or a pair, and NaN or inf give NaN.
 
-    Raises:
-        ValueError: Shapes do not fit, or ``max_rounds`` is less than 1, or ``effort`` less than 0.
-
     References:
         .. [1] A. Globerson and T. Jaakkola. Fixing max-product: convergent message passing algorithms for MAP
            LP-relaxations. NIPS 2007.
     """
-    if unary.ndim != 2 or unary.shape[1] < 1:
-        raise ValueError(f"unary must be [B, K] with at least one label, got {list(unary.shape)}")
-    batch, size = unary.shape
-    pairs = size * (size - 1) // 2
-    if pairwise.shape not in {(pairs,), (batch, pairs)}:
-        raise ValueError(f"pairwise must be [{pairs}] or [{batch}, {pairs}], got {list(pairwise.shape)}")
-    if max_rounds < 1 or effort < 0:
-        raise ValueError(f"max_rounds={max_rounds} must be at least 1, and effort={effort} at least 0")
+    batch, size = check_shape(unary, "unary", "B", "N").shape
+    check_shape(pairwise, "pairwise", *[batch][: pairwise.ndim - 1], size * (size - 1) // 2)
     unary = unary.detach().to(torch.float64)
     weights = without_masks(unary, symmetric(shared(pairwise.detach()).to(torch.float64), size))
     if unary.is_cuda and triton_available():
         from torchssvm.structures.multilabel.triton import LARGEST, label_sets_triton
 
         if size <= LARGEST:
-            found = label_sets_triton(unary, weights if weights.ndim == 3 else weights.unsqueeze(0), max_rounds)
-            return _branch(unary, weights, max_rounds, effort, *found) if effort else found
+            sets = label_sets_triton(unary, weights if weights.ndim == 3 else weights.unsqueeze(0), max_rounds)
+            return _branch(unary, weights, max_rounds, effort, *sets) if effort else sets
     return _on_cpu(unary, weights, max_rounds, effort)
 
 
@@ -84,8 +76,8 @@ def _branch(
     """Decode on the CPU, with branch and bound, the examples that messages left with a gap."""
     rows = (bound > value).nonzero().squeeze(1)
     if len(rows):
-        theirs = weights[rows] if weights.ndim == 3 else weights
-        for whole, part in zip((labels, value, bound), _on_cpu(unary[rows], theirs, max_rounds, effort), strict=True):
+        some = weights[rows] if weights.ndim == 3 else weights
+        for whole, part in zip((labels, value, bound), _on_cpu(unary[rows], some, max_rounds, effort), strict=True):
             whole[rows] = part
     return labels, value, bound
 
@@ -106,11 +98,11 @@ def _on_cpu(unary: Tensor, weights: Tensor, max_rounds: int, effort: int) -> tup
 
 
 def _workspace(num_labels: int) -> Workspace:
-    """This thread's working memory for K labels, kept from call to call."""
-    held: Workspace | None = getattr(_local, "memory", None)
-    if held is None or len(held.free) != num_labels:
-        held = _local.memory = workspace(num_labels)
-    return held
+    """This thread's working memory for K labels, which later calls use again."""
+    memory: Workspace | None = getattr(_local, "memory", None)
+    if memory is None or len(memory.free) != num_labels:
+        memory = _local.memory = workspace(num_labels)
+    return memory
 
 
 def shared(pairwise: Tensor) -> Tensor:
@@ -130,11 +122,11 @@ def symmetric(pairwise: Tensor, num_labels: int) -> Tensor:
 
 
 def without_masks(unary: Tensor, weights: Tensor) -> Tensor:
-    """``weights`` ``[K, K]`` or ``[B, K, K]`` where those that forbid a pair are no larger than they need to be.
+    """``weights`` ``[K, K]`` or ``[B, K, K]``, with weights that forbid a pair reduced to the size that still forbids.
 
-    Twice what the presence of either label can gain will do. Where that is next to nothing, a little of what any label
-    can gain will do too, or where none can gain, twice the least weight. Beside a score such as -1e30 messages would
-    round away all others, and claim that what they find is optimal.
+    Beside a weight such as -1e30, messages would round away all other scores and call any labels optimal. Twice the
+    gain of either label forbids a pair. Where that gain is tiny, the limit is a share of the largest gain of any label,
+    or twice the smallest weight if no label can gain.
     """
     alone = unary.clamp(min=0.0)
     if weights.ndim == 2:

@@ -1,8 +1,8 @@
 """The best label sets by messages, in plain torch operators.
 
-The messages are those of :mod:`torchssvm.structures.multilabel.message_passing`. The pairs ``i < j`` with the same
-remainder ``(i + j) mod K`` are updated together: there, each label has one partner at most, so that a round is K
-operations on ``[B, K]``, where each label holds its own share of its pair.
+Messages are as in :mod:`torchssvm.structures.multilabel.message_passing`. The pairs ``i < j`` with the same
+remainder ``(i + j) mod K`` are updated together. Among them each label has one partner at most, so a round is K
+operations on ``[B, K]``: each label has a share of its pair.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torchssvm.structures.multilabel.oracle import symmetric, without_masks
 class LabelSetDecoder(nn.Module):
     """The label sets of a :class:`~torchssvm.Multilabel` without pairs, or with ``decoder=MessagePassing()``.
 
-    Where the messages decide all labels, as they do where no pair has a negative weight, they are the best ones, as
-    the structure finds them. Otherwise the best set of all rounds is improved by flips of one label and of two; the
-    structure's own decoding does so in between, too, and may find another one.
+    Labels that messages decide are optimal, and agree with the structure's. Messages decide all labels where no pair
+    has a negative weight. Otherwise flips of one label and of two improve the best set of all rounds. The structure
+    also flips between rounds, and may return another set.
     """
 
     ragged = False
@@ -52,33 +52,33 @@ class LabelSetDecoder(nn.Module):
         """The best labels, 0.0 and 1.0, that the beliefs of any round decode to."""
         label = torch.arange(self.size, device=unary.device)
         partners = [(r - label) % self.size for r in range(self.size)]
-        own = torch.stack([weights[:, label, other] for other in partners])  # [K, 1 or B, K], 0 with itself
-        low, high, sign = own.clamp(max=0.0), own.clamp(min=0.0), torch.where(own > 0.0, 1.0, -1.0).to(own.dtype)
-        shares = (own / 2).expand(self.size, *unary.shape).clone()
+        met = torch.stack([weights[:, label, other] for other in partners])  # [K, 1 or B, K], 0 with itself
+        low, high, sign = met.clamp(max=0.0), met.clamp(min=0.0), torch.where(met > 0.0, 1.0, -1.0).to(met.dtype)
+        shares = (met / 2).expand(self.size, *unary.shape).clone()
         belief = unary + weights.sum(2) / 2
         tiny = EPS * self.size * (belief.abs().sum(1) + weights.abs().sum((1, 2)) / 2)
 
         def one_round(
             going: Tensor, belief: Tensor, shares: Tensor, labels: Tensor, value: Tensor
         ) -> tuple[Tensor, ...]:
-            before, held, moved = belief, [], torch.zeros_like(value)
+            before, updated, moved = belief, [], torch.zeros_like(value)
             for r, other in enumerate(partners):
                 wanted = shares[r] + 0.5 * (sign[r] * belief[:, other] - belief)
                 share = wanted.maximum(low[r]).minimum(high[r])
                 change = share - shares[r]
                 belief = belief + change
                 moved = moved + change.abs().sum(1) / 2
-                held.append(share)
-            found = torch.stack(held)
-            bound = belief.clamp(min=0.0).sum(1) - torch.where(own < 0.0, found, 0.0).sum((0, 2)) / 2
+                updated.append(share)
+            after = torch.stack(updated)
+            bound = belief.clamp(min=0.0).sum(1) - torch.where(met < 0.0, after, 0.0).sum((0, 2)) / 2
             tried = (belief > 0.0).to(belief.dtype)
             score = ((unary + 0.5 * _times(tried, weights)) * tried).sum(1)
             better = going & (score > value)
             labels = torch.where(better.unsqueeze(1), tried, labels)
             value = torch.where(better, score, value)
             on = going.unsqueeze(1)
-            belief, found = torch.where(on, belief, before), torch.where(on, found, shares)
-            return going & (moved > tiny) & (bound - value > tiny), belief, found, labels, value
+            belief, after = torch.where(on, belief, before), torch.where(on, after, shares)
+            return going & (moved > tiny) & (bound - value > tiny), belief, after, labels, value
 
         start = (
             torch.zeros_like(tiny) == 0.0,

@@ -9,12 +9,14 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_object, check_whole, row_name
+from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_object, check_whole
 from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import constant
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
+from torchssvm.structures.common import check_potentials, reject_entries
 from torchssvm.structures.multilabel import oracle as kernels
 from torchssvm.structures.multilabel.oracle import best_label_sets, shared, symmetric
 
@@ -30,7 +32,7 @@ class LabelSetOracle(Protocol):
 
 @dataclass(frozen=True)
 class MessagePassing:
-    """Message passing alone; the bound converges to that of the linear program over the local polytope.
+    """Message passing alone; the bound converges to the value of the linear program over the local polytope.
 
     Exact if all pair weights are at least 0, and often otherwise; see
     :func:`torchssvm.structures.multilabel.oracle.best_label_sets`.
@@ -92,7 +94,7 @@ class Multilabel(Structure):
 
     Potentials: ``unary`` ``[B, K]``, the score of a label that is on (off scores 0), and ``pairwise`` ``[B, P]``, the
     score of two labels that are both on: the P = K (K - 1) / 2 pairs i < j in the order of
-    ``torch.triu_indices(K, K, 1)``, or those of ``pairs``.
+    ``torch.triu_indices(K, K, 1)``, or the listed ``pairs``.
     Decoding is much faster if all examples share one vector expanded to B rows, as the heads return it.
     Labelings and targets: ``[B, K]`` int64, 1 where a label is on, else 0.
 
@@ -136,7 +138,7 @@ class Multilabel(Structure):
         check_flags(pairwise=pairwise, normalize=normalize)
         weights = check_costs(weights, "weights", num_labels)
         if weights is not None and not bool(weights.any()):
-            raise ValueError(f"weights={weights.tolist()} must not all be 0: wrong labels then cost nothing")
+            raise ValueError(f"weights={weights.tolist()} must not all be 0: give one that is positive")
         self.num_labels = num_labels
         self.pairwise = pairwise
         self.normalize = normalize
@@ -162,7 +164,7 @@ class Multilabel(Structure):
         return torch.triu_indices(self.num_labels, self.num_labels, 1)
 
     def all_pairs(self, scores: Tensor) -> Tensor:
-        """Scores ``[..., P]`` of the pairs as those of all, ``[..., K (K - 1) / 2]``: 0 for the others."""
+        """Scores ``[..., P]`` of the listed pairs among all pairs, ``[..., K (K - 1) / 2]``: 0 for the others."""
         if self._places is None:
             return scores
         whole = scores.new_zeros(*scores.shape[:-1], self.num_labels * (self.num_labels - 1) // 2)
@@ -173,42 +175,39 @@ class Multilabel(Structure):
         """The cost of each wrong label, ``[K]`` float64."""
         return self._costs
 
+    @override
     def argmax(self, potentials: Potentials) -> Decoding:
-        """The decoder's labels."""
         return self._decode(potentials, potentials["unary"].detach().to(torch.float64))
 
+    @override
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each label, ``[B, K]``: without pairs, its own score."""
         return super().max_marginals(potentials) if self.pairwise else potentials["unary"].detach().to(torch.float64)
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
         """The decoder's labels with the loss added to ``unary``; the target if approximate labels are worse."""
         delta, constant = self.loss_potentials(target)
         unary = potentials["unary"].detach().to(torch.float64)
-        found = self._decode(potentials, unary + delta["unary"])
-        labels, value, bound = found.labeling, found.value, found.bound
-        assert value is not None
+        labels, value, bound, exact, _ = self._decode(potentials, unary + delta["unary"])
         value = value + constant
         if bound is not None:
             bound = bound + constant
-            own = self._scores(potentials, target.unsqueeze(1)).squeeze(1)
-            worse = value < own
-            labels = torch.where(worse.unsqueeze(1), target, labels)
-            value = torch.maximum(value, own)
-        return Decoding(labels, value, bound, found.exact)
+            score = self._scores(potentials, target.unsqueeze(1)).squeeze(1)  # the target has no loss
+            labels = torch.where((value < score).unsqueeze(1), target, labels)
+            value = torch.maximum(value, score)
+        return Decoding(labels, value, bound, exact)
 
     def parts(self, labeling: Tensor) -> dict[str, Tensor]:
         """``y_k``, ``[B, K]``, and ``y_i y_j`` of the pairs, ``[B, P]``."""
         mass = torch.ones(len(labeling), 1, dtype=torch.get_default_dtype(), device=labeling.device)
         return self._sum(labeling.unsqueeze(1), mass)
 
+    @override
     def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """``parts(labeling) - parts(target)``, in the dtype of the potentials."""
         mass = torch.tensor([[1.0, -1.0]], dtype=potentials.dtype, device=potentials.device)
         return self._sum(torch.stack([labeling, target], 1), mass.expand(len(labeling), -1))
 
+    @override
     def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
-        """By matrix products with the labelings, without parts."""
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         # Scores of labels that are off do not enter the score, but must be finite too.
         for tensor in (
@@ -217,13 +216,13 @@ class Multilabel(Structure):
             score = score + 0.0 * tensor.detach().to(torch.float64).sum(-1)
         return OracleResult(labeling, score, self.loss(labeling, target))
 
+    @override
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """``u y + y W y / 2``, by matrix products in float64: ``[B, C]``."""
         scores = self._scores(potentials, torch.cat([labelings, target.unsqueeze(1)], 1))
         return scores[:, :-1] - scores[:, -1:]
 
+    @override
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each label and pair, less the total mass at the target's."""
         dtype = potentials.dtype
         total = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(dtype)
         parts = self._sum(torch.cat([labelings, target.unsqueeze(1)], 1), total)
@@ -240,21 +239,14 @@ class Multilabel(Structure):
         costs = constant(self._costs, target.device)
         return {"unary": torch.where(target == 1, -costs, costs)}, (costs * target).sum(1)
 
+    @override
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check shapes and numbers."""
-        batch = potentials.batch_size
-        shapes = {"unary": (batch, self.num_labels)}
+        shapes: dict[str, tuple[int | str, ...]] = {"unary": ("B", self.num_labels)}
         if self.pairwise:
-            shapes["pairwise"] = (batch, self.num_pairs)
-        if {name: tuple(tensor.shape) for name, tensor in potentials.tensors.items()} != shapes:
-            raise ValueError(f"{self} takes potentials of shapes {shapes}, got {potentials}")
-        check_int64(target, "target", shapes["unary"], ", 1 where a label is on, else 0")
-        wrong = (target != 0) & (target != 1)
-        if bool(wrong.any()):
-            row, label = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"target has {int(target[row, label])} at label {label} in {row_name(row)}: 1 is on, 0 is off"
-            )
+            shapes["pairwise"] = "B", self.num_pairs
+        unary = check_potentials(potentials, shapes)[0]
+        check_int64(target, "target", unary.shape, ", 1 where a label is on, else 0")
+        reject_entries((target != 0) & (target != 1), target, "target has", "give 1 where a label is on, else 0")
         return target
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
@@ -264,16 +256,15 @@ class Multilabel(Structure):
         numbers = itertools.product((0, 1), repeat=self.num_labels)
         return (torch.tensor([y], device=potentials.device).expand(potentials.batch_size, -1) for y in numbers)
 
+    @override
     def _plain(self) -> nn.Module:
-        """Messages."""
         from torchssvm.structures.multilabel.plain import LabelSetDecoder
 
         most = self.decoder.max_rounds if isinstance(self.decoder, MessagePassing) else 0
         if self.pairwise and not most:
             raise TypeError(
-                f"{self.decoder} cannot be traced by torch: give structure=Multilabel({self.num_labels}, "
-                "decoder=MessagePassing()) to Decoder, which decodes the same weights by messages, beside the head; of "
-                "saved = load_head(path), saved.head and features=saved.features"
+                f"decoder={self.decoder} cannot be traced by torch: give Decoder(head, "
+                f"structure=Multilabel({self.num_labels}, decoder=MessagePassing()))"
             )
         return LabelSetDecoder(self.num_labels, self.pairwise, most, self._places)
 
@@ -296,27 +287,22 @@ class Multilabel(Structure):
 
     def _sum(self, labelings: Tensor, mass: Tensor) -> dict[str, Tensor]:
         """``sum_c mass_c p(y_c)`` of labelings ``[B, C, K]`` and mass ``[B, C]``, in the dtype of the mass."""
-        if labelings.shape[2] != self.num_labels or mass.shape != labelings.shape[:2]:
-            raise ValueError(
-                f"labelings must be [B, C, {self.num_labels}] and their mass [B, C], got {list(labelings.shape)} and "
-                f"{list(mass.shape)}"
-            )
         labels = labelings.to(mass.dtype)
-        found = {"unary": (mass.unsqueeze(1) @ labels).squeeze(1)}
+        parts = {"unary": (mass.unsqueeze(1) @ labels).squeeze(1)}
         if not self.pairwise:
-            return found
+            return parts
         labelings, mass = labelings.contiguous(), mass.contiguous()
         if fits_numba(labelings, mass):
-            found["pairwise"] = mass.new_zeros(len(mass), self.num_pairs)
+            parts["pairwise"] = mass.new_zeros(len(mass), self.num_pairs)
             begin, other = kernels.by_first(self.listed_pairs(), self.num_labels)
-            kernels.add_pairs(*arrays(labelings, mass), begin, other, *arrays(found["pairwise"]))
+            kernels.add_pairs(*arrays(labelings, mass), begin, other, *arrays(parts["pairwise"]))
         else:
             i, j = self.listed_pairs().to(labels.device)
-            found["pairwise"] = ((labels.mT * mass.unsqueeze(1)) @ labels)[:, i, j]
-        return found
+            parts["pairwise"] = ((labels.mT * mass.unsqueeze(1)) @ labels)[:, i, j]
+        return parts
 
+    @override
     def settings(self) -> str:
-        """Without the decoder."""
         weights = None if self.weights is None else digest(self.weights)
         pairs = "" if self.pairs is None else f", pairs={digest(self.pairs)}"
         return f"{self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}{pairs}"
@@ -326,9 +312,9 @@ class Multilabel(Structure):
 
 
 def _places(pairs: Tensor, num_labels: int, pairwise: bool) -> Tensor:
-    """The places of the pairs ``[P, 2]`` among all, ``[P]`` ascending; ValueError where they are no such pairs."""
+    """The places of the pairs ``[P, 2]`` among all, ``[P]`` ascending; ValueError for wrong ones."""
     if not pairwise:
-        raise ValueError("pairwise=False scores no pairs, and pairs are given: leave one of the two out")
+        raise ValueError("pairs are given with pairwise=False: leave one of the two out")
     check_int64(pairs, "pairs", (len(pairs), 2), ", the labels of each pair")
     i, j = pairs.unbind(1)
     places = i * num_labels - i * (i + 1) // 2 + j - i - 1

@@ -57,16 +57,16 @@ def _decode(
     lane = tl.arange(0, width)
     known = lane < size
     alone = tl.load(unary + b * size + lane, known, 0.0)
-    state, own = _screen(met, alone, lane, known, size)
+    state, single = _screen(met, alone, lane, known, size)
     free = known & (state < 0)
-    belief, scale = own, tl.abs(own)
+    belief, scale = single, tl.abs(single)
     for r in range(0, size):
         w, j, pair = _pair(met, r, lane, free, size)
         first = lane < j
         scale += tl.where(first, tl.abs(w), 0.0)
-        held = w / 2
-        tl.store(split + r * size + lane, held, known)
-        belief += tl.where(first | (w <= 0.0), held, w - held)
+        share = w / 2
+        tl.store(split + r * size + lane, share, known)
+        belief += tl.where(first | (w <= 0.0), share, w - share)
     tl.debug_barrier()  # a thread may read what another one wrote
     tiny = 2.220446049250313e-16 * size * tl.sum(tl.where(free, scale, 0.0), 0)
     best, lowest = tl.full([], -float("inf"), tl.float64), tl.full([], float("inf"), tl.float64)
@@ -78,14 +78,14 @@ def _decode(
         moved = tl.zeros([width], tl.float64)
         for r in range(0, size):
             w, j, pair = _pair(met, r, lane, free, size)
-            held, other, first = tl.load(split + r * size + lane, known, 0.0), tl.gather(belief, j, 0), lane < j
+            share, other, first = tl.load(split + r * size + lane, known, 0.0), tl.gather(belief, j, 0), lane < j
             one, two = tl.where(first, belief, other), tl.where(first, other, belief)
             sign = tl.where(w > 0.0, 1.0, -1.0)
-            wanted = held + 0.5 * (sign * two - one)
-            change = tl.minimum(tl.maximum(wanted, tl.minimum(w, 0.0)), tl.maximum(w, 0.0)) - held
+            wanted = share + 0.5 * (sign * two - one)
+            change = tl.minimum(tl.maximum(wanted, tl.minimum(w, 0.0)), tl.maximum(w, 0.0)) - share
             change = tl.where(pair, change, 0.0)
             # An entry of `split` belongs to one thread: there are no fewer lanes than threads.
-            tl.store(split + r * size + lane, held + change, known)
+            tl.store(split + r * size + lane, share + change, known)
             belief += tl.where(first, change, -sign * change)
             moved += tl.where(first, tl.abs(change), 0.0)
         tl.debug_barrier()
@@ -97,12 +97,12 @@ def _decode(
             above = tl.where(free, tl.maximum(belief, 0.0), 0.0)
             for r in range(0, size):
                 w, j, pair = _pair(met, r, lane, free, size)
-                held = tl.load(split + r * size + lane, known, 0.0)
-                above -= tl.where((w < 0.0) & (lane < j), held, 0.0)
+                share = tl.load(split + r * size + lane, known, 0.0)
+                above -= tl.where((w < 0.0) & (lane < j), share, 0.0)
             lowest = tl.minimum(lowest, tl.sum(above, 0))
-            now, found = _climb(met, own, (free & (belief > 0.0)).to(tl.int32), lane, free, size, tiny)
-            chosen = tl.where(found > best, now, chosen)
-            best = tl.maximum(best, found)
+            now, reached = _climb(met, single, (free & (belief > 0.0)).to(tl.int32), lane, free, size, tiny)
+            chosen = tl.where(reached > best, now, chosen)
+            best = tl.maximum(best, reached)
             running = running & ~settled & (lowest - best > tiny)
     on = tl.where(free, chosen, state)
     tl.store(labels + lane, on.to(tl.int64), known)
@@ -138,30 +138,30 @@ def _screen(met, alone, lane, known, size):
     The CPU decides one label after another; the last state is the same.
     """
     state = tl.where(known, -1, 0)
-    own = alone
+    single = alone
     changed = True
     while changed:
         low, high = tl.zeros_like(alone), tl.zeros_like(alone)
-        own = alone
+        single = alone
         for r in range(0, size):
             j = r - lane
             j = tl.maximum(tl.where(j < 0, j + size, j), 0)
             w = tl.load(met + r * size + lane, known, 0.0)
             other = tl.gather(state, j, 0)
-            own += tl.where(other == 1, w, 0.0)
+            single += tl.where(other == 1, w, 0.0)
             low += tl.where(other < 0, tl.minimum(w, 0.0), 0.0)
             high += tl.where(other < 0, tl.maximum(w, 0.0), 0.0)
-        off = (state < 0) & (own + high < 0.0)
-        on = (state < 0) & ~off & (own + low > 0.0)
+        off = (state < 0) & (single + high < 0.0)
+        on = (state < 0) & ~off & (single + low > 0.0)
         state = tl.where(off, 0, tl.where(on, 1, state))
         changed = tl.sum((off | on).to(tl.int32), 0) > 0
-    return state, tl.where(state < 0, own, 0.0)
+    return state, tl.where(state < 0, single, 0.0)
 
 
 @triton.jit
-def _climb(met, own, labels, lane, free, size, tiny):
+def _climb(met, single, labels, lane, free, size, tiny):
     """Flip single labels or pairs while the score rises; the labels and their score."""
-    gain, worth = own, own
+    gain, worth = single, single
     for r in range(0, size):
         w, j, pair = _pair(met, r, lane, free, size)
         with_on = tl.where(tl.gather(labels, j, 0) == 1, w, 0.0)
@@ -179,9 +179,9 @@ def _climb(met, own, labels, lane, free, size, tiny):
             for r in range(0, size):
                 w, j, pair = _pair(met, r, lane, free, size)
                 together = tl.where(labels == tl.gather(labels, j, 0), w, -w)
-                found = gain + tl.gather(gain, j, 0) + together
-                better = pair & (lane < j) & (found > highest)
-                highest, at = tl.where(better, found, highest), tl.where(better, r, at)
+                both = gain + tl.gather(gain, j, 0) + together
+                better = pair & (lane < j) & (both > highest)
+                highest, at = tl.where(better, both, highest), tl.where(better, r, at)
             most = tl.max(highest, 0)
             place = tl.min(tl.where(highest == most, at * size + lane, size * size), 0)  # the first of the pairs
             one = place % size
@@ -199,7 +199,7 @@ def _climb(met, own, labels, lane, free, size, tiny):
 @triton.jit
 def _flip(met, labels, gain, one, lane, free, size):
     """Flip one label; the weight of a pair counts if both are on, so the gains of flipping its partners change."""
-    held = tl.max(tl.where(lane == one, labels, 0), 0)
+    before = tl.max(tl.where(lane == one, labels, 0), 0)
     w = tl.load(met + ((one + lane) % size) * size + lane, free & (lane != one), 0.0)
-    gain = tl.where(lane == one, -gain, gain + tl.where(labels == held, w, -w))
+    gain = tl.where(lane == one, -gain, gain + tl.where(labels == before, w, -w))
     return tl.where(lane == one, 1 - labels, labels), gain

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.arguments import check_choice, check_flags, check_whole
 from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, own_weights
 from torchssvm.structures.common import Head, fitting, weight
@@ -128,8 +128,7 @@ def grid_edges(rows: int, columns: int, *, neighbours: int = 4) -> Tensor:
                 [0, 2],
                 [1, 3]])
     """
-    if neighbours not in (4, 8):
-        raise ValueError(f"neighbours={neighbours} must be 4 or 8")
+    check_choice(neighbours, "neighbours", 4, 8)
     place = torch.arange(check_whole(rows, "rows") * check_whole(columns, "columns")).view(rows, columns)
     pairs = [(place[:, :-1], place[:, 1:]), (place[:-1], place[1:])]
     if neighbours == 8:

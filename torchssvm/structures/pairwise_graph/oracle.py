@@ -18,7 +18,6 @@ from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import add_row, largest_sum, max_rows, set_row
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.threads import run_in_chunks
-from torchssvm.structures.common import check_edges, own_lengths
 from torchssvm.structures.pairwise_graph.plan import make_plan
 
 
@@ -79,14 +78,7 @@ class TreeReweighted:
             Labels ``[B, N]`` int64, -1 beyond an example's nodes; their scores ``[B]`` float64; bounds ``[B]`` float64,
             equal to the score if the labels are optimal up to rounding. Scores of -inf forbid, and NaN or inf give
             NaN.
-
-        Raises:
-            ValueError: A shape, a length or an edge does not fit.
         """
-        if node.ndim != 3 or edge.ndim != 4 or edge.shape != (len(node), edge.shape[1], node.shape[2], node.shape[2]):
-            raise ValueError(f"node must be [B, N, K], edge [B, E, K, K]; got {list(node.shape)}, {list(edge.shape)}")
-        lengths = own_lengths(lengths, *node.shape[:2])
-        edges = check_edges(edges, edge.shape[1], node.shape, lengths)
         batch, longest, states = node.shape
         nodes, tables = (t.detach().cpu().to(torch.float64).numpy() for t in (node, edge))
         ends = edges.cpu().numpy()
@@ -100,12 +92,12 @@ class TreeReweighted:
                 plan = make_plan(size, ends[row, real].tobytes())
                 room = make_room(size, states, len(plan.first), len(plan.cycles) if self.cycle_rounds else 0)
                 scores = nodes[row, :size][plan.order], tables[row, real]
-                usual = sum(float(np.abs(own[own != -np.inf]).sum()) for own in scores)
-                # Scores of -inf are lowered to what no others make up for.
-                room.node_scores[...], table = (np.maximum(own, -3.0 * usual or -1.0) for own in scores)
+                usual = sum(float(np.abs(each[each != -np.inf]).sum()) for each in scores)
+                # Scores of -inf become so low that no others make up for them.
+                room.node_scores[...], table = (np.maximum(each, -3.0 * usual or -1.0) for each in scores)
                 limits = self.max_rounds, self.cycle_rounds, self.branches
-                found = solve(plan, room, table, *limits, labels[row])
-                value[row], bound[row] = (-np.inf if each < -usual else each for each in found)
+                ends_of_gap = solve(plan, room, table, *limits, labels[row])
+                value[row], bound[row] = (-np.inf if each < -usual else each for each in ends_of_gap)
 
         run_in_chunks(solve_rows, sizes)
         return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]
@@ -114,7 +106,7 @@ class TreeReweighted:
 _EPS = float(np.finfo(np.float64).eps)
 
 _MASK, _RAISED = 2.0**20, 8.0
-"""How many times lower than all usual scores together one is that forbids, and to how many times them it is raised."""
+"""A score forbids if ``_MASK`` times lower than the usual ones together; it is raised to ``_RAISED`` times these."""
 
 
 class Graph(NamedTuple):
@@ -138,7 +130,7 @@ class Graph(NamedTuple):
     level: np.ndarray  # ``[N, K]``, the depth at which a label was closed; -1 where it is open
     kept: np.ndarray  # ``[N, K]``, room for the scores of nodes
     trial: np.ndarray  # ``[N]``, labels
-    best: np.ndarray  # ``[N]``, the best labels found
+    best: np.ndarray  # ``[N]``, the best labels so far
     decided: np.ndarray  # ``[N + 1, 2]``, the node and the label of each branch
     bounds: np.ndarray  # ``[N + 1]``, of each branch
     total: np.ndarray  # room for K numbers
@@ -225,7 +217,7 @@ def sweep_back(g, tree):
 
 @njit
 def sweep_ahead(g, tree, least, depth):
-    """Messages to later nodes; ``g.trial`` takes each node's best label, given those of the nodes before it.
+    """Messages to later nodes; ``g.trial`` takes each node's best label, given the labels of the nodes before it.
 
     Labels that are worse than their node's best by ``least`` or more are closed.
     """
@@ -239,12 +231,12 @@ def sweep_ahead(g, tree, least, depth):
                 g.node[p, k] = g.total[k] = -np.inf
         best, high = 0, -np.inf
         for k in range(states):
-            own = g.total[k]
+            score = g.total[k]
             for q in range(g.end[p], g.end[p + 1]):
                 e = g.incoming[q]
-                own += g.table[e, g.trial[g.first[e]], k] - g.ahead[e, k]
-            if own > high:
-                best, high = k, own
+                score += g.table[e, g.trial[g.first[e]], k] - g.ahead[e, k]
+            if score > high:
+                best, high = k, score
         g.trial[p] = best
         share = share_of(g, p, tree)
         for e in range(g.begin[p], g.begin[p + 1]):
@@ -360,11 +352,11 @@ def settle(g, tree, rounds, cycle_rounds, small, best, depth):
     while True:
         if cycles:
             tighten(g)
-        found = sweep_back(g, tree)
-        bound = min(bound, found)
+        above = sweep_back(g, tree)
+        bound = min(bound, above)
         if bound - best <= small:
             return best, bound
-        sweep_ahead(g, tree, found - best - small, depth)
+        sweep_ahead(g, tree, above - best - small, depth)
         value = climb(g)
         if value > best:
             best = value
@@ -442,8 +434,8 @@ def search(g, tree, rounds, cycle_rounds, branches, small):
             if not left:
                 g.bounds[depth] = best
                 continue
-        best, found = settle(g, tree, 0 if cycle_rounds else 5, 10, small, best, depth)
-        g.bounds[depth] = min(g.bounds[depth], found)
+        best, bound = settle(g, tree, 0 if cycle_rounds else 5, 10, small, best, depth)
+        g.bounds[depth] = min(g.bounds[depth], bound)
     return best, max(best, g.bounds[0])
 
 

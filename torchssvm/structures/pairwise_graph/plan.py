@@ -41,8 +41,8 @@ def join_plans(graphs: Iterable[tuple[int, bytes]]) -> Plans:
     sizes = [[len(one) for one in (plan.order, plan.slot, plan.first, plan.cycles)] for plan in plans]
     start = np.zeros((len(plans) + 1, 4), np.int64)
     np.cumsum(sizes, 0, out=start[1:])
-    held: Any = (np.concatenate([np.atleast_1d(one) for one in several]) for several in zip(*plans, strict=True))
-    return Plans(of, start, Plan(*held))
+    arrays: Any = (np.concatenate([np.atleast_1d(one) for one in several]) for several in zip(*plans, strict=True))
+    return Plans(of, start, Plan(*arrays))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -108,18 +108,18 @@ def _cycles(size: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarra
     for p, q in edge:
         near[p].add(q)
         near[q].add(p)
-    found: list[tuple[int, ...]] = []
+    chains: list[tuple[int, ...]] = []
     for a in range(size):
         around = sorted(q for q in near[a] if q > a)  # the smallest node of a cycle comes first
         for i, b in enumerate(around):
             for d in around[i + 1 :]:
                 if d in near[b]:
-                    found.append((a, b, d))
+                    chains.append((a, b, d))
                 else:
-                    found += [(a, b, c, d) for c in sorted(near[b] & near[d]) if c > a and c not in near[a]]
-    found = found[: 2 * len(edge)]  # a dense graph has many, and memory grows with them
-    cycles, turned = np.full((len(found), 4), -1), np.zeros((len(found), 4), np.bool_)
-    for row, nodes in enumerate(found):
+                    chains += [(a, b, c, d) for c in sorted(near[b] & near[d]) if c > a and c not in near[a]]
+    chains = chains[: 2 * len(edge)]  # a dense graph has many, and memory grows with them
+    cycles, turned = np.full((len(chains), 4), -1), np.zeros((len(chains), 4), np.bool_)
+    for row, nodes in enumerate(chains):
         for s, p in enumerate(nodes):
             q = nodes[(s + 1) % len(nodes)]
             cycles[row, s], turned[row, s] = edge[min(p, q), max(p, q)], p > q

@@ -1,4 +1,4 @@
-"""Labels for the nodes of graphs with scores for every pair of labels at an edge; examples have graphs of their own."""
+"""Labels for the nodes of graphs, one graph an example, with scores for every pair of labels at an edge."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_flags, check_object, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_object, check_whole
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, as_decoding
+from torchssvm.structures.common import check_shape
 from torchssvm.structures.labelled import EdgePotentials, Indexed, LabelledGraphs, Places, at_least, real_nodes
 from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted
 
@@ -19,7 +21,7 @@ class PairwisePotentials(EdgePotentials):
 
     Args:
         node: ``[B, N, K]``.
-        edge: ``[B, E, K, K]``: the label of the edge's first end, that of its second end.
+        edge: ``[B, E, K, K]``: by the labels of the edge's first and second end.
         edges, lengths, options: As :class:`GraphPotentials` takes them.
 
     Raises:
@@ -37,12 +39,9 @@ class PairwisePotentials(EdgePotentials):
     def __init__(
         self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None, **options: Any
     ) -> None:
-        fits = check_tensor(node, "node").ndim == 3 and check_tensor(edge, "edge").ndim == 4
-        if not fits or edge.shape[2:] != (node.shape[2], node.shape[2]):
-            raise ValueError(
-                f"potentials must be [B, N, K] of nodes, [B, E, K, K] of edges: got {list(node.shape)}, "
-                f"{list(edge.shape)}"
-            )
+        bound: dict[str, int] = {}
+        check_shape(node, "node", "B", "N", "K", bound=bound)
+        check_shape(edge, "edge", "B", "E", "K", "K", bound=bound)
         super().__init__(node, edge, edges, lengths, options)
 
 
@@ -51,7 +50,7 @@ class GraphLabels(NamedTuple):
 
     Attributes:
         labels: ``[B, N]`` int64; -1 beyond an example's nodes.
-        pairs: ``[B, E]`` int64, K times the label of the edge's first end plus that of its second; -1 in the padding.
+        pairs: ``[B, E]`` int64, K times the label of the edge's first end plus the second's; -1 in the padding.
 
     Example:
         >>> node, edge = torch.tensor([[[0.0, 1.0], [0.2, 0.0]]]), torch.zeros(1, 1, 2, 2)
@@ -99,7 +98,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         tensor([[1, 1, 1]])
     """
 
-    not_plain = "messages pass along single edges, in an order of the example's own"
+    not_plain = "messages pass along single edges, in an order of each example"
 
     _target, tensors = PairwiseTarget, 2
 
@@ -114,8 +113,8 @@ class PairwiseGraph(LabelledGraphs, Indexed):
     def _states(self) -> int:
         return self.num_labels
 
+    @override
     def argmax(self, potentials: Potentials) -> Decoding:
-        """The oracle's labels."""
         potentials = self._fitting(potentials)
         tensors = potentials["node"], potentials["edge"]
         labels, value, bound = self.oracle.solve(*tensors, potentials.edges, potentials.lengths)
@@ -126,27 +125,24 @@ class PairwiseGraph(LabelledGraphs, Indexed):
     def augmented_argmax(self, potentials: Potentials, target: PairwiseTarget) -> Decoding:
         """The oracle's labels with the loss added to the nodes; the target if approximate labels score less."""
         wide = potentials.replace({name: t.detach().to(torch.float64) for name, t in potentials.tensors.items()})
-        found = as_decoding(super().augmented_argmax(wide, target))
-        if found.exact:
-            return found
-        return at_least(found, target, self._scores(self._stack(target), potentials).squeeze(1))
+        decoding = as_decoding(super().augmented_argmax(wide, target))
+        if decoding.exact:
+            return decoding
+        return at_least(decoding, target, self._scores(self._stack(target), potentials).squeeze(1))
 
     def _shapes(self, labeling: GraphLabels | PairwiseTarget) -> dict[str, tuple[int, ...]]:
         nodes, edges, states = labeling.labels.shape[1], labeling.pairs.shape[1], self.num_labels
         return {"node": (nodes, states), "edge": (edges, states, states)}
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The nodes and edges of each example."""
         potentials = self._fitting(potentials)
-        there = potentials.edges[..., 0] >= 0
-        return {"node": real_nodes(potentials).unsqueeze(2), "edge": there[..., None, None]}
+        joined = potentials.edges[..., 0] >= 0
+        return {"node": real_nodes(potentials).unsqueeze(2), "edge": joined[..., None, None]}
 
     def _fitting(self, potentials: Potentials) -> PairwisePotentials:
         if not isinstance(potentials, PairwisePotentials) or potentials["node"].shape[2] != self.num_labels:
-            raise ValueError(
-                f"graphs with {self.num_labels} labels take potentials with edges, PairwisePotentials, such as "
-                f"LinearPairwiseGraph returns; got {potentials}"
-            )
+            raise ValueError(f"potentials={potentials} must be PairwisePotentials with {self.num_labels} labels")
         return potentials
 
     def _labeling(self, labels: Tensor, edges: Tensor) -> GraphLabels:
@@ -156,14 +152,14 @@ class PairwiseGraph(LabelledGraphs, Indexed):
 
     def _places(self, labels: Tensor, pairs: Tensor) -> Places:  # type: ignore[override]
         """Of labels ``[B, C, N]`` and pairs ``[B, C, E]``."""
-        found = []
+        places: Places = []
         for name, entries, size in (("node", labels, self.num_labels), ("edge", pairs, self.num_labels**2)):
             offsets = size * torch.arange(entries.shape[2], device=entries.device)
-            found.append((name, entries.clamp(min=0) + offsets, entries >= 0))
-        return found
+            places.append((name, entries.clamp(min=0) + offsets, entries >= 0))
+        return places
 
+    @override
     def settings(self) -> str:
-        """Without the oracle."""
         return f"PairwiseGraph({self.num_labels}, normalize={self.normalize})"
 
     def __repr__(self) -> str:

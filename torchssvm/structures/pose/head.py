@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.problem import Bound
-from torchssvm.structures.common import Head, weight
+from torchssvm.structures.common import Head, check_shape, weight
 from torchssvm.structures.pose.structure import Pose
 
 
@@ -81,38 +80,30 @@ class LinearPose(Head):
         structure, shapes = self.structure, self.structure.shapes
         if isinstance(x, Tensor):
             channels = structure.num_nodes + 2 * structure.num_edges * structure.num_types
-            if x.ndim != 4 or x.shape[1:] != (channels, structure.height, structure.width):
-                raise ValueError(
-                    f"x must be [B, {channels}, {structure.height}, {structure.width}], got {list(x.shape)}"
-                )
-            own, others = x[:, : structure.num_nodes], x[:, structure.num_nodes :]
-            x = PoseMaps(own, others.reshape(len(x), *shapes["types"]))
+            check_shape(x, "x", "B", channels, structure.height, structure.width)
+            unary, types = x[:, : structure.num_nodes], x[:, structure.num_nodes :]
+            x = PoseMaps(unary, types.reshape(len(x), *shapes["types"]))
         elif not isinstance(x, tuple) or len(x) != 2:
-            raise TypeError(f"x must be PoseMaps(unary, types) or one tensor of all maps, got {describe(x)}")
-        for name, tensor in zip(PoseMaps._fields, x, strict=True):
-            if (
-                check_tensor(tensor, f"x.{name}").ndim < 1
-                or tensor.shape[1:] != shapes[name]
-                or len(tensor) != len(x.unary)
-            ):
-                raise ValueError(f"x.{name} must be [B, {', '.join(map(str, shapes[name]))}], got {list(tensor.shape)}")
-        x = PoseMaps(*x)
+            raise TypeError(f"x must be PoseMaps(unary, types) or one tensor of all maps, not a {type(x).__name__}")
+        x, bound = PoseMaps(*x), {}
+        for name, maps in zip(PoseMaps._fields, x, strict=True):
+            check_shape(maps, f"x.{name}", "B", *shapes[name], bound=bound)
         batch = len(x.unary)
         with full_precision(x.unary.device):
-            own, others = (tensor.to(self.unary.dtype) for tensor in x)
-            unary = self.unary.view(-1, 1, 1) * own
-            types = self.types.view(*self.types.shape, 1, 1, 1) * others
+            nodes, arcs = (maps.to(self.unary.dtype) for maps in x)
+            unary = self.unary.view(-1, 1, 1) * nodes
+            types = self.types.view(*self.types.shape, 1, 1, 1) * arcs
             deformation = self.deformation.expand(batch, *self.deformation.shape)
-        own, others = own.detach(), others.detach()
+        nodes, arcs = nodes.detach(), arcs.detach()
 
         def adjoint(parts: Parts) -> list[Tensor]:
-            return [_products(own, parts["unary"], 2), _products(others, parts["types"], 3), parts["deformation"]]
+            return [_products(nodes, parts["unary"], 2), _products(arcs, parts["types"], 3), parts["deformation"]]
 
         def gram_product(parts: Parts) -> Parts:
             for_nodes, for_arcs, springs = adjoint(parts)
             return {
-                "unary": for_nodes[..., None, None] * own,
-                "types": for_arcs[..., None, None, None] * others,
+                "unary": for_nodes[..., None, None] * nodes,
+                "types": for_arcs[..., None, None, None] * arcs,
                 "deformation": springs,
             }
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.arguments import check_scores
 from torchssvm.core.launch import LANES, compiles, launch, once
 from torchssvm.core.operators import apart, define
 from torchssvm.core.triton_support import triton_available
@@ -48,8 +47,6 @@ def max_sum_grid(
     Returns:
         ``place`` ``[B, P]`` int64, ``y * W + x``; ``kind`` ``[B, E, 2]`` int64; ``value`` ``[B]``.
 
-    Raises:
-        ValueError: Scores are not floating, shapes do not fit, or ``parent`` has a cycle or an unknown node.
     """
     return _operator(node, kinds, cost_x, cost_y, parent)
 
@@ -57,7 +54,6 @@ def max_sum_grid(
 def _fake(
     node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    _check_shapes(node, kinds, cost_x, cost_y, parent)
     return parent.new_empty(node.shape[:2]), parent.new_empty(kinds.shape[:3]), node.new_empty(len(node))
 
 
@@ -67,7 +63,7 @@ def _on_cpu(
     if not compiles(node, kinds, cost_x, cost_y):
         return max_sum_grid_torch(node, kinds, cost_x, cost_y, parent)
     parent = apart(parent)
-    order = _check(node, kinds, cost_x, cost_y, parent)
+    order = _upwards(parent)
     place, kind, value = _fake(node, kinds, cost_x, cost_y, parent)
     batch, parts, height, width = node.shape
     edges, types = kinds.shape[1], kinds.shape[3]
@@ -83,32 +79,9 @@ def _on_cpu(
     return place, kind, value
 
 
-def _check_shapes(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor) -> None:
-    check_scores(node=node, kinds=kinds, cost_x=cost_x, cost_y=cost_y)
-    if node.ndim != 4 or not all(node.shape[1:]):
-        raise ValueError(f"node must be [B, P, H, W] with at least one node and place, got {list(node.shape)}")
-    batch, parts, height, width = node.shape
-    if parent.shape != (parts,) or parent.dtype != torch.int64:
-        raise ValueError(f"parent must be int64 [{parts}], got {parent.dtype} {list(parent.shape)}")
-    if (
-        kinds.ndim != 6
-        or kinds.shape[3] < 1
-        or kinds.shape != (batch, kinds.shape[1], 2, kinds.shape[3], height, width)
-    ):
-        raise ValueError(f"kinds must be [{batch}, E, 2, T, {height}, {width}], got {list(kinds.shape)}")
-    for name, cost, size in (("cost_x", cost_x, width), ("cost_y", cost_y, height)):
-        expected = [*kinds.shape[:4], 2 * size - 1]
-        if list(cost.shape) != expected:
-            raise ValueError(f"{name} must be {expected}, got {list(cost.shape)}")
-
-
-def _check(node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor) -> Tensor:
-    """The nodes in descending order of depth, then ascending order; raises ValueError if an argument does not fit."""
-    _check_shapes(node, kinds, cost_x, cost_y, parent)
+def _upwards(parent: Tensor) -> Tensor:
+    """The nodes in descending order of depth, then ascending order."""
     depth = node_depths(torch.empty(1, len(parent), 1, device=parent.device), parent, None)[0]
-    edges = int((parent >= 0).sum())
-    if kinds.shape[1] != edges:
-        raise ValueError(f"kinds has {kinds.shape[1]} edges, and {edges} nodes have a parent")
     return (-depth).sort(stable=True).indices
 
 
@@ -117,7 +90,7 @@ def max_sum_grid_torch(
     node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`max_sum_grid` in torch operations on any device."""
-    order = _check(node, kinds, cost_x, cost_y, parent).tolist()
+    order = _upwards(parent).tolist()
     batch, parts, height, width = node.shape
     edge_of = ((parent >= 0).cumsum(0) - 1).tolist()
     above = parent.tolist()
@@ -128,13 +101,13 @@ def max_sum_grid_torch(
             continue
         e = edge_of[v]
         scores = beliefs[v].unsqueeze(1) + kinds[:, e, 0]
-        found = []
+        by_kind = []
         for t in range(kinds.shape[3]):
             across, down = (_to_parent(cost[:, e, 0] + cost[:, e, 1, t : t + 1]) for cost in (cost_x, cost_y))
-            rows, _ = best_along_last(scores, across.unsqueeze(2))
-            reached, _ = best_along_last(rows.mT, down.unsqueeze(2))
-            found.append(kinds[:, e, 1, t] + reached.amax(1).mT)
-        message, best_kind[v] = torch.stack(found, 1).max(1)
+            lines, _ = best_along_last(scores, across.unsqueeze(2))
+            reached, _ = best_along_last(lines.mT, down.unsqueeze(2))
+            by_kind.append(kinds[:, e, 1, t] + reached.amax(1).mT)
+        message, best_kind[v] = torch.stack(by_kind, 1).max(1)
         beliefs[above[v]] = beliefs[above[v]] + message
     place, value = parent.new_zeros(batch, parts), node.new_zeros(batch)
     kind = parent.new_zeros(batch, kinds.shape[1], 2)
@@ -142,15 +115,15 @@ def max_sum_grid_torch(
         if above[v] < 0:
             best, place[:, v] = beliefs[v].flatten(1).max(1)
             value = value + best
-    own = torch.arange(batch, device=node.device)
+    rows = torch.arange(batch, device=node.device)
     rank_y, rank_x = torch.arange(height, device=node.device), torch.arange(width, device=node.device)
     for v in reversed(order):
         if above[v] >= 0:
             e, at = edge_of[v], place[:, above[v]].unsqueeze(1)
             up = best_kind[v].flatten(1).gather(1, at).squeeze(1)
-            costs = [cost[:, e, 0] + cost[own, e, 1, up].unsqueeze(1) for cost in (cost_x, cost_y)]
-            across = costs[0][own.unsqueeze(1), :, rank_x - at % width + width - 1].mT.unsqueeze(2)
-            down = costs[1][own.unsqueeze(1), :, rank_y - at // width + height - 1].mT.unsqueeze(3)
+            costs = [cost[:, e, 0] + cost[rows, e, 1, up].unsqueeze(1) for cost in (cost_x, cost_y)]
+            across = costs[0][rows.unsqueeze(1), :, rank_x - at % width + width - 1].mT.unsqueeze(2)
+            down = costs[1][rows.unsqueeze(1), :, rank_y - at // width + height - 1].mT.unsqueeze(3)
             scores = beliefs[v].unsqueeze(1) + kinds[:, e, 0] - across - down
             best_place = scores.flatten(1).argmax(1)
             kind[:, e, 0], kind[:, e, 1] = best_place // (height * width), up
@@ -174,13 +147,13 @@ def best_along_last(scores: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
     shape, size = scores.shape, scores.shape[-1]
     costs = costs.expand(*shape, size).flatten(0, -3)
     lines = scores.reshape(-1, 1, size)
-    found = [
+    best = [
         (lines[few] - costs[few]).max(2)
         for few in torch.arange(len(lines), device=scores.device).split(max(1, _AT_ONCE // size**2))
     ]
-    if not found:
+    if not best:
         return scores.clone(), scores.to(torch.int64)
-    return torch.cat([f.values for f in found]).view(shape), torch.cat([f.indices for f in found]).view(shape)
+    return torch.cat([few.values for few in best]).view(shape), torch.cat([few.indices for few in best]).view(shape)
 
 
 _operator = define(
@@ -232,7 +205,7 @@ def decode(node, kinds, cost_x, cost_y, parent, order, wide, begin, end, memory,
         for v in order:
             if parent[v] >= 0:
                 e = _edge(parent, v)
-                _add_own(scores, beliefs[v], kinds[b, e, 0])
+                _add_kinds(scores, beliefs[v], kinds[b, e, 0])
                 for t in range(types):
                     for s in range(types):
                         _pair(table_x, costs_x[e, 0, s], costs_x[e, 1, t])
@@ -268,7 +241,7 @@ def _edge(parent, v):
 
 
 @njit
-def _add_own(out, belief, scores):
+def _add_kinds(out, belief, scores):
     """``out[s] = belief + scores[s]``."""
     for s in range(out.shape[0]):
         for y in range(out.shape[1]):
@@ -297,11 +270,11 @@ def _pair(table, below, above):
 def _keep_best(message, best_kind, scores, reached, t):
     """``message = max(message, scores + reached)``; ``best_kind`` keeps the first t of the maximum."""
     for y in range(scores.shape[0]):
-        best, found, one, two = message[y], best_kind[y], scores[y], reached[y]
+        best, kinds, one, two = message[y], best_kind[y], scores[y], reached[y]
         for x in range(scores.shape[1]):
             v = one[x] + two[x]
             if t == 0 or v > best[x]:
-                best[x], found[x] = v, t
+                best[x], kinds[x] = v, t
 
 
 @njit
@@ -326,12 +299,12 @@ def _follow(belief, scores, costs_x, costs_y, t, above, place, v, kind):
         for y in range(height):
             k = y - py + height - 1
             cost = costs_y[0, s, k] + costs_y[1, t, k]
-            row, own = belief[y], scores[s, y]
+            row, kind_row = belief[y], scores[s, y]
             for x in range(width):
                 k = x - px + width - 1
-                found = row[x] + own[x] - (costs_x[0, s, k] + costs_x[1, t, k]) - cost
-                if first or found > best:
-                    first, best = False, found
+                value = row[x] + kind_row[x] - (costs_x[0, s, k] + costs_x[1, t, k]) - cost
+                if first or value > best:
+                    first, best = False, value
                     place[v], kind[0] = y * width + x, s
 
 

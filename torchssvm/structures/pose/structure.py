@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import as_parents, check_int64, check_number, check_tensor, is_whole, row_name
+from torchssvm.core.arguments import check_int64, check_number, is_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
+from torchssvm.structures.common import check_potentials, check_shape, reject_entries
 from torchssvm.structures.labelled import zeros_like
 from torchssvm.structures.pose.oracle import max_sum_grid
-from torchssvm.structures.tree.oracle import node_depths
+from torchssvm.structures.tree.oracle import check_parent
 
 
 class Pose(Structure):
@@ -37,7 +39,7 @@ class Pose(Structure):
     Labelings and targets: ``[B, P, 4]`` int64: for each node x (column), y (row), the type of arc 0, the type of arc 1;
     -1 for both types of a node without a parent. :meth:`labeling` computes them from places.
 
-    The loss is that of [G16], ``(1/P) sum_p min(1, |l_p - l*_p|^2 / s^2)`` with s the size of the target.
+    The loss follows [G16], ``(1/P) sum_p min(1, |l_p - l*_p|^2 / s^2)`` with s the size of the target.
 
     The max oracle is exact for all weights: max-sum with a max-convolution, separable in x and y, for each of the T^2
     pairs of types of an edge, ``O(E T^2 H W (H + W))``. (The envelopes of generalised distance transforms in [G16]
@@ -75,29 +77,23 @@ class Pose(Structure):
         spreads: Tensor | None = None,
         size: tuple[int, int] | float,
     ) -> None:
-        self.parent = _check_parent(parent)
+        self.parent = check_parent(parent)
         self.num_nodes = len(self.parent)
         self.lower = (self.parent >= 0).nonzero().flatten()
         """The child of each edge."""
         self.upper = self.parent[self.lower]
         """The parent of each edge."""
         edges = len(self.lower)
-        check_tensor(displacements, "displacements")
-        if displacements.ndim != 4 or displacements.shape[2] < 1 or displacements.shape != (
-            edges, 2, displacements.shape[2], 2
-        ):  # fmt: skip
-            raise ValueError(f"displacements must be [{edges}, 2, T, 2], got {list(displacements.shape)}")
+        check_shape(displacements, "displacements", edges, 2, "N", 2)
         if not isinstance(grid, Sequence) or len(grid) != 2 or not all(is_whole(side) and side > 0 for side in grid):
             raise ValueError(f"grid={grid!r} must be (H, W), at least one place each")
         self.height, self.width = (int(side) for side in grid)
         self.displacements = displacements.detach().cpu().to(torch.float64)
-        if spreads is not None:
-            check_tensor(spreads, "spreads")
-        spreads = torch.ones_like(self.displacements) if spreads is None else spreads.detach().cpu().to(torch.float64)
-        if spreads.shape != displacements.shape or not bool((torch.isfinite(spreads) & (spreads > 0)).all()):
-            raise ValueError(f"spreads must be positive and shaped like displacements, {list(displacements.shape)}")
-        if not bool(torch.isfinite(self.displacements).all()):
-            raise ValueError("displacements must be finite")
+        spreads = torch.ones_like(displacements) if spreads is None else spreads
+        check_shape(spreads, "spreads", *displacements.shape)
+        spreads = spreads.detach().cpu().to(torch.float64)
+        if not bool((self.displacements.isfinite() & spreads.isfinite() & (spreads > 0)).all()):
+            raise ValueError("displacements must be finite, and spreads positive and finite")
         self.spreads = spreads
         self.num_types = displacements.shape[2]
         if isinstance(size, tuple):
@@ -123,14 +119,17 @@ class Pose(Structure):
         grid = (self.height, self.width)
         return {"unary": (self.num_nodes, *grid), "types": (*arcs, *grid), "deformation": (*arcs, 4)}
 
+    def _shapes(self) -> dict[str, tuple[int | str, ...]]:
+        return {name: ("B", *shape) for name, shape in self.shapes.items()}
+
     def argmax(self, potentials: Potentials) -> Decoding:
         """The best pose; ties are broken as in ``max_sum_grid``."""
-        unary, weights = potentials["unary"].detach(), potentials["deformation"].detach()
+        unary, types, weights = (scores.detach() for scores in check_potentials(potentials, self._shapes()))
         self._to(unary.device)
         shared = len(weights) > 1 and weights.stride(0) == 0
         costs = [self._costs(weights[:1] if shared else weights, axis) for axis in (0, 1)]
         costs = [cost.expand(len(weights), *cost.shape[1:]) for cost in costs]
-        place, kind, value = max_sum_grid(unary, potentials["types"].detach(), costs[0], costs[1], self.parent)
+        place, kind, value = max_sum_grid(unary, types, costs[0], costs[1], self.parent)
         types = torch.full_like(place.unsqueeze(2).expand(-1, -1, 2), -1).index_copy_(1, self.lower, kind)
         places = torch.stack([place % self.width, place // self.width], 2)
         return Decoding(torch.cat([places, types], 2), value)
@@ -146,13 +145,13 @@ class Pose(Structure):
         like["deformation"] = like["deformation"].to(torch.float64)
         return self._add(like, labeling.unsqueeze(1), mass)
 
+    @override
     def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """Parts of the labeling less parts of the target."""
         mass = torch.tensor([1.0, -1.0], dtype=torch.float64, device=labeling.device).expand(len(labeling), 2)
         return self._add(zeros_like(potentials), torch.stack([labeling, target], 1), mass)
 
+    @override
     def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
-        """Score and loss from looked-up potentials, without parts."""
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         for tensor in potentials.tensors.values():
             total = tensor.detach().flatten(1).sum(1)
@@ -160,21 +159,19 @@ class Pose(Structure):
                 score = score.masked_fill(~torch.isfinite(tensor.detach()).flatten(1).all(1), torch.nan)
         return OracleResult(labeling, score, self.loss(labeling, target))
 
+    @override
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Sums of looked-up potentials, ``[B, C]`` float64: P + 2 E reads and 2 E springs for each labeling."""
-        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
-        nodes, types, arcs, stretch = self._places(everything)
+        nodes, types, arcs, stretch = self._places(torch.cat([labelings, target.unsqueeze(1)], 1))
         total = _look_up(potentials["unary"], nodes).sum(2) + _look_up(potentials["types"], types).sum(2)
         weights = potentials["deformation"].detach().flatten(1, 3)
         rows = torch.arange(len(weights), device=weights.device).view(-1, 1, 1)
         total -= (weights[rows, arcs].to(torch.float64) * stretch).sum((2, 3))
         return total[:, :-1] - total[:, -1:]
 
+    @override
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each place, type and deformation, less the total mass at the target's."""
-        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        return self._add(zeros_like(potentials), everything, mass)
+        return self._add(zeros_like(potentials), torch.cat([labelings, target.unsqueeze(1)], 1), mass)
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """The mean over all nodes of ``min(1, squared distance / s^2)``, ``[B]`` float64."""
@@ -190,22 +187,14 @@ class Pose(Structure):
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check shapes, places and types; write -1 for the types of nodes without a parent."""
-        found = {name: tuple(tensor.shape[1:]) for name, tensor in potentials.tensors.items()}
-        if found != self.shapes:
-            raise ValueError(f"potentials must be [B, ...] of {self.shapes}, got {potentials}")
+        check_potentials(potentials, self._shapes())
         form = ", x, y and two types of every node (Pose.labeling makes it from places)"
         check_int64(target, "target", (potentials.batch_size, self.num_nodes, 4), form)
         self._to(target.device)
         for column, name, size in ((0, "x", self.width), (1, "y", self.height), (2, "type", self.num_types)):
             values = target[..., column : 4 if column == 2 else column + 1]
             values = values[:, self.lower] if column == 2 else values
-            if bool((wrong := (values < 0) | (values >= size)).any()):
-                row, node, _ = wrong.nonzero()[0].tolist()
-                node = int(self.lower[node]) if column == 2 else node
-                raise ValueError(
-                    f"target has {name} {int(values[wrong][0])} for node {node} in {row_name(row)}; it must lie "
-                    f"between 0 and {size - 1}"
-                )
+            reject_entries((values < 0) | (values >= size), values, f"target has {name}", f"give 0 to {size - 1}")
         return torch.cat([target[..., :2], target[..., 2:].masked_fill((self.parent < 0).view(1, -1, 1), -1)], 2)
 
     def labeling(self, places: Tensor) -> Tensor:
@@ -222,14 +211,10 @@ class Pose(Structure):
         self._to(places.device)
         whole = places.round().to(torch.int64)
         limits = torch.tensor([self.width, self.height], device=places.device)
-        if places.is_floating_point() and not bool(torch.isfinite(places).all()):
-            raise ValueError("places must be finite")
-        if bool((wrong := (whole < 0) | (whole >= limits)).any()):
-            *_, node, _ = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"places must lie on the grid of {self.height} rows and {self.width} columns, got "
-                f"{places[wrong.any(-1)][0].tolist()} for node {node}"
-            )
+        outside = (whole < 0) | (whole >= limits) | ~places.isfinite()
+        if bool(outside.any()):
+            wrong = places[outside.any(-1)][0].tolist()
+            raise ValueError(f"places has {wrong}: give places on the grid, {self.width} x {self.height}")
         types = torch.full_like(whole, -1)
         types[..., self.lower, :] = self.nearest_types(whole)
         return torch.cat([whole, types], -1)
@@ -282,7 +267,7 @@ class Pose(Structure):
         area = self.height * self.width
         place = labels[..., 0] + self.width * labels[..., 1]
         nodes = place + area * torch.arange(self.num_nodes, device=labels.device)
-        own = torch.stack([place[..., self.lower], place[..., self.upper]], 3)  # each arc's first node
+        first = torch.stack([place[..., self.lower], place[..., self.upper]], 3)  # each arc's first node
         kinds = labels[..., self.lower, 2:]
         arcs = torch.arange(2 * self.num_edges, device=labels.device).view(-1, 2)
         chosen = kinds + self.num_types * arcs
@@ -290,7 +275,7 @@ class Pose(Structure):
         means, spreads = (t.flatten(0, 2)[chosen] for t in (self.displacements, self.spreads))
         z = (torch.stack([offset, -offset], 3) - means) / spreads
         stretch = torch.stack([z, z * z], 5).flatten(4)
-        return nodes, (own + area * chosen).flatten(2), chosen.flatten(2), stretch.flatten(2, 3)
+        return nodes, (first + area * chosen).flatten(2), chosen.flatten(2), stretch.flatten(2, 3)
 
     def _add(self, parts: Parts, labels: Tensor, mass: Tensor) -> Parts:
         """Add the parts of the labelings ``[B, C, P, 4]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
@@ -315,12 +300,6 @@ class Pose(Structure):
             f"Pose({self.parent.tolist()}, displacements={digest(self.displacements)}, "
             f"grid=({self.height}, {self.width}), spreads={digest(self.spreads)}, size={self.size})"
         )
-
-
-def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
-    tree = as_parents(parent)
-    node_depths(torch.empty(1, len(tree), 1), tree, None)  # raises if it is not a tree
-    return tree
 
 
 def _look_up(potentials: Tensor, places: Tensor) -> Tensor:

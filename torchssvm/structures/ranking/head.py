@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Potentials
-from torchssvm.structures.common import Head, check_range, check_structure, weight
+from torchssvm.structures.common import Head, check_range, check_shape, check_structure, weight
 from torchssvm.structures.ranking.measure import NDCG, PairSwaps, PrecisionAt
 from torchssvm.structures.ranking.structure import Ranking
 
@@ -42,7 +42,7 @@ class LinearRanking(Head):
         self.weight = weight(torch.zeros(self.in_features))
 
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None where it has none: measures of one's own have none."""
+        """What the compiled loop needs of the head; None for measures of your own."""
         from torchssvm.structures.ranking.kind import RankingAdapter
 
         measured = type(self.structure.measure) in (PairSwaps, NDCG, PrecisionAt)
@@ -58,8 +58,7 @@ class LinearRanking(Head):
         Raises:
             ValueError: A shape or a length does not fit.
         """
-        if check_tensor(x, "x").ndim != 3 or x.shape[2] != len(self.weight):
-            raise ValueError(f"x must be [B, N, {len(self.weight)}], got {list(x.shape)}")
+        check_shape(x, "x", "B", "N", len(self.weight))
         if lengths is not None:
             check_range(lengths, *x.shape[:2])
         with full_precision(x.device):

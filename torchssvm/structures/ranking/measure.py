@@ -42,20 +42,20 @@ def count_swaps(better: Tensor, worse: Tensor, grades: Tensor) -> tuple[Tensor, 
     above, below = torch.zeros_like(grades), torch.zeros_like(grades)
     for grade in grades.unique().tolist():
         if grade >= 0:
-            own = grades == grade
+            equal = grades == grade
             lower = _count_up_to(worse, (grades >= 0) & (grades < grade))
-            above = torch.where(own, lower.gather(1, better.clamp(min=0)), above)
+            above = torch.where(equal, lower.gather(1, better.clamp(min=0)), above)
             higher = _count_up_to(better, grades > grade)
-            below = torch.where(own, higher[:, -1:] - higher.gather(1, worse.clamp(min=0)), below)
+            below = torch.where(equal, higher[:, -1:] - higher.gather(1, worse.clamp(min=0)), below)
     return above, below
 
 
 def _count_up_to(places: Tensor, chosen: Tensor) -> Tensor:
     """The number of chosen documents at or above each place, ``[B, M]`` int64, for M places."""
     most = 2 * places.shape[1]
-    held = torch.zeros(len(places), most + 1, dtype=torch.int64, device=places.device)
-    held.scatter_(1, torch.where(chosen, places, most), 1)
-    return held[:, :-1].cumsum(1)
+    count = torch.zeros(len(places), most + 1, dtype=torch.int64, device=places.device)
+    count.scatter_(1, torch.where(chosen, places, most), 1)
+    return count[:, :-1].cumsum(1)
 
 
 def count_others(grades: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,13 +64,6 @@ def count_others(grades: Tensor) -> tuple[Tensor, Tensor]:
     below = torch.searchsorted(ordered, grades)
     higher = grades.shape[1] - torch.searchsorted(ordered, grades, right=True)
     return (below - (grades < 0).sum(1, keepdim=True)).clamp(min=0), higher
-
-
-MEASURES = """\
-  PairSwaps()     the share of pairs in the wrong order, as svm_rank
-  NDCG(k)         discounted cumulative gain of graded documents, of all or of the first k
-  PrecisionAt(k)  the share of relevant documents among the first k
-or a RankingMeasure of your own"""
 
 
 class RankingMeasure(ABC):
@@ -118,7 +111,7 @@ class RankingMeasure(ABC):
         """
 
     def difference(self, labeling: Tensor, grades: Tensor) -> Tensor:
-        """The weights of the scores, less those of the target, ``[B, N]`` float64; 0 in the padding."""
+        """The weights of the scores, less the target's, ``[B, N]`` float64; 0 in the padding."""
         return self.parts(labeling) - self.ideal(grades)
 
     def parts(self, labeling: Tensor) -> Tensor:
@@ -174,7 +167,7 @@ class ByPlace(RankingMeasure):
         """There must be something to gain."""
         reject_rows(
             ~(self.gain(grades.clamp(min=0)) > 0).any(1),
-            f"target has no relevant document in {{rows}}, and {self!r} needs one: leave these lists out",
+            f"target has no relevant document in {{rows}}, and {self!r} needs one: leave the lists out",
         )
         reject_rows(
             ~torch.isfinite(self.gain(grades.clamp(min=0)).sum(1)),
@@ -187,8 +180,8 @@ class ByPlace(RankingMeasure):
 
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
         """One minus the discounted gains, relative to the largest that the grades allow."""
-        found = 1.0 - (self.relative_gain(grades) * self.parts(labeling)).sum(1)
-        return torch.where(found < _ROUNDING, 0.0, found)
+        loss = 1.0 - (self.relative_gain(grades) * self.parts(labeling)).sum(1)
+        return torch.where(loss < _ROUNDING, 0.0, loss)
 
     def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
         """By descending score less gain, and of equal ones by score: small scores are lost beside gains."""
@@ -221,8 +214,8 @@ class NDCG(ByPlace):
 
     def discount(self, places: Tensor) -> Tensor:
         """``1 / log2(place + 2)``, 0 beyond the first k."""
-        found = 1.0 / torch.log2(places.to(torch.float64) + 2.0)
-        return found if self.k is None else found.masked_fill(places >= self.k, 0.0)
+        discount = 1.0 / torch.log2(places.to(torch.float64) + 2.0)
+        return discount if self.k is None else discount.masked_fill(places >= self.k, 0.0)
 
     def gain(self, grades: Tensor) -> Tensor:
         """``2^grade - 1``."""
@@ -261,8 +254,8 @@ class PrecisionAt(ByPlace):
 class PairSwaps(RankingMeasure):
     """The share of pairs in the wrong order, as svm_rank (Joachims, 2002, 2006).
 
-    The hinge is that of each pair on its own, ``(1/P) sum max(0, 1 - (s_i - s_j))``, over the P pairs in which i has a
-    higher grade than j. With more than two grades the swaps that it finds need not be those of a ranking: outputs of
+    The hinge is a mean over pairs, ``(1/P) sum max(0, 1 - (s_i - s_j))``, over the P pairs in which i has a
+    higher grade than j. With more than two grades no single ranking need have the worst swaps: outputs of
     training are two rankings, in which a document is the more and the less relevant one of its pairs. They are int64
     ``[B, N, 2]``, the places among 2N; ``Ranking.decode`` gives the places of one ranking. The oracle is exact, and
     takes O(N log N), and O(G N) to count for G grades. Lists without a pair cost nothing.
@@ -297,8 +290,8 @@ class PairSwaps(RankingMeasure):
 
         It is 1 for all lists if the loss is not normalised.
         """
-        found = 1.0 / count_others(grades)[0].sum(1).clamp(min=1).to(torch.float64)
-        return found if self.normalize else torch.ones_like(found)
+        share = 1.0 / count_others(grades)[0].sum(1).clamp(min=1).to(torch.float64)
+        return share if self.normalize else torch.ones_like(share)
 
     def output(self, places: Tensor) -> Tensor:
         """The same ranking twice."""
@@ -313,9 +306,9 @@ class PairSwaps(RankingMeasure):
         """Half of how many documents more stand below than above, in both roles."""
         better, worse = labeling.unbind(2)
         real = better >= 0
-        own = place_of(-better.to(torch.float64), real) + place_of(-worse.to(torch.float64), real)  # among their role
-        found = real.sum(1, keepdim=True) - better - worse + own
-        return found.to(torch.float64).masked_fill(~real, 0.0)
+        within = place_of(-better.to(torch.float64), real) + place_of(-worse.to(torch.float64), real)  # by role
+        more = real.sum(1, keepdim=True) - better - worse + within
+        return more.to(torch.float64).masked_fill(~real, 0.0)
 
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
         """Swapped pairs, divided by P."""

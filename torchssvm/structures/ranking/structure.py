@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64, row_name
+from torchssvm.core.arguments import check_int64
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit, gated
-from torchssvm.structures.common import check_lengths
-from torchssvm.structures.ranking.measure import MEASURES, PairSwaps, RankingMeasure, place_of
+from torchssvm.structures.common import check_lengths, check_potentials, reject_entries
+from torchssvm.structures.ranking.measure import PairSwaps, RankingMeasure, place_of
 
 _ENUMERATED = 6  # documents whose 720 orders are listed
 
@@ -33,8 +34,7 @@ class Ranking(Structure):
     Documents of the same grade may stand in any order: the measure is the same for all of these orders. A target's
     parts are their mean.
 
-    The loss is that of the measure, which need not be linear in the parts: each measure has its own max oracle, and
-    all are exact.
+    The measure is the loss, which need not be linear in the parts: each measure has a max oracle, and all are exact.
 
     Args:
         measure: What a wrong order costs: ``PairSwaps()`` (None), ``NDCG(k)`` or
@@ -53,11 +53,9 @@ class Ranking(Structure):
     quick_to_decode = True
 
     def __init__(self, measure: RankingMeasure | None = None) -> None:
-        given: Any = PairSwaps() if measure is None else measure
-        if not isinstance(given, RankingMeasure):
-            wrong = "the class: give an object" if isinstance(measure, type) else f"a {type(measure).__name__}"
-            raise TypeError(f"measure={measure!r} must be one of these, not {wrong}:\n{MEASURES}")
-        self.measure = given
+        self.measure = PairSwaps() if measure is None else measure
+        if not isinstance(self.measure, RankingMeasure):
+            raise TypeError(f"measure={measure!r} must be PairSwaps(), NDCG(k), PrecisionAt(k) or a RankingMeasure")
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Documents by descending score; of equal ones the first stands above."""
@@ -80,20 +78,20 @@ class Ranking(Structure):
         """What is ranked above others counts for, and the others against."""
         return True
 
+    @override
     def parts(self, labeling: Tensor | Graded) -> Tensor:
-        """The weight of each score, ``[B, N]`` float64."""
         return self.measure.ideal(labeling.grades) if isinstance(labeling, Graded) else self.measure.parts(labeling)
 
+    @override
     def difference(self, labeling: Tensor | Graded, target: Graded, potentials: Potentials) -> Parts:
-        """The weights of the scores, less those of the target, as the measure compares them."""
         ((name, tensor),) = potentials.tensors.items()
         if isinstance(labeling, Graded):
             return {name: torch.zeros_like(tensor)}
         return {name: self.measure.difference(labeling, target.grades).to(tensor.dtype)}
 
+    @override
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """TypeError: there are none."""
-        raise TypeError("rankings have no max-marginals: the part of a document is a sum over pairs, not 0 or 1")
+        raise TypeError("max_marginals: rankings have none, as parts are sums over pairs, not 0 or 1")
 
     def loss(self, labeling: Tensor | Graded, target: Graded) -> Tensor:
         """What the measure says, ``[B]`` float64."""
@@ -107,7 +105,7 @@ class Ranking(Structure):
         Raises:
             NotImplementedError: Always: measures are not linear in the parts.
         """
-        raise NotImplementedError("the loss of a ranking is not linear in its parts: each measure has its own oracle")
+        raise NotImplementedError("loss_potentials: measures of rankings are not linear in the parts")
 
     def check_target(self, target: Tensor | Graded, potentials: Potentials | Tensor) -> Graded:
         """Check that ``target`` has a grade for each document, and that the measure is defined for them.
@@ -117,27 +115,22 @@ class Ranking(Structure):
                 the measure needs one.
         """
         potentials = as_potentials(potentials)
-        if len(potentials.tensors) != 1 or potentials.single.ndim != 2:
-            raise ValueError(f"a ranking takes potentials [B, N], got {potentials}")
+        check_potentials(potentials, ("B", "N"))
         grades = target.grades if isinstance(target, Graded) else target
         check_int64(grades, "target", potentials.single.shape, ", a grade for each document")
         real = _real(potentials)
-        if bool((wrong := (grades < 0) & real).any()):
-            row, document = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"target has grade {int(grades[row, document])} at document {document} of {row_name(row)}; grades are "
-                "0 or more: leave documents without a grade out, or give the head the lengths of the lists"
-            )
+        allowed = "grades are 0 or more: leave documents without one out, or give the head lengths"
+        reject_entries((grades < 0) & real, grades, "target has grade", allowed)
         grades = grades.masked_fill(~real, -1)
         self.measure.check(grades)
         return Graded(grades)
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The documents of each list."""
         return {next(iter(potentials.tensors)): _real(potentials)}
 
+    @override
     def resize(self, labelings: Tensor, target: Graded) -> Tensor:
-        """Stored labelings ``[B, C, N, ...]`` with as many documents as this batch has."""
         return fit(labelings, self.measure.output(target.grades).shape[1:], self.padding)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:

@@ -1,4 +1,4 @@
-"""The linear head of segments: scores of frames are linear in features, those of segments are weights."""
+"""The linear head of segments: scores of frames are linear in features, scores of segments are weights."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.sparse_features import respond
-from torchssvm.structures.common import LinearHead, fitting, own_lengths, weight
+from torchssvm.structures.common import LinearHead, check_shape, fitting, own_lengths, weight
 from torchssvm.structures.segments.structure import Segments
 
 
@@ -47,14 +47,14 @@ class LinearSegments(LinearHead):
         self, in_features: int, num_labels: int, max_duration: int, *, structure: Segments | None = None
     ) -> None:
         super().__init__()
-        in_features, own = check_whole(in_features, "in_features", 0), Segments(num_labels, max_duration)
+        in_features, plain = check_whole(in_features, "in_features", 0), Segments(num_labels, max_duration)
         such = "Segments(num_labels, max_duration)"
         self.structure = fitting(
-            structure, lambda: own, such, ["boundary"], num_labels=own.num_labels, max_duration=own.max_duration
+            structure, lambda: plain, such, ["boundary"], num_labels=num_labels, max_duration=max_duration
         )
         self.in_features = in_features
         self.emission = weight(torch.zeros(self.structure.num_scores, in_features))
-        self.segment = weight(torch.zeros(own.num_labels + own.max_duration, own.num_labels))
+        self.segment = weight(torch.zeros(plain.num_labels + plain.max_duration, plain.num_labels))
         self.bias = weight(torch.zeros(self.structure.num_scores))
 
     @property
@@ -87,9 +87,7 @@ class LinearSegments(LinearHead):
         Raises:
             ValueError: A shape or a length does not fit.
         """
-        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.in_features or not x.shape[1]:
-            raise ValueError(f"x must be [B, N, {self.in_features}] with at least one frame, got {list(x.shape)}")
-        batch, longest, _ = x.shape
+        batch, longest, _ = check_shape(x, "x", "B", "N", self.in_features).shape
         lengths = own_lengths(lengths, batch, longest)
         if lengths is None:
             lengths = torch.full((batch,), longest, device=x.device)

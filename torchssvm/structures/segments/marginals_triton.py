@@ -147,5 +147,5 @@ def _sum_product(
             before = tl.load(ends + (s - 1) * states + label, inside, never) - sequence
             follow = _log_sum(pair, 1)
             joined += tl.exp(before[:, None] + pair)
-    # Other cells than those of durations.
+    # Cells other than durations.
     tl.store(pairs + square, joined, both)

@@ -31,32 +31,32 @@ def segment_margins(emission: Tensor, segment: Tensor, least: Tensor, lengths: T
     """
     device, (batch, longest, width), states = emission.device, emission.shape, segment.shape[2]
     sizes, codes = lengths.cpu(), codes.cpu()
-    begun, held = torch.full((2, batch, longest, states), -math.inf, dtype=torch.float64)
+    begun, going = torch.full((2, batch, longest, states), -math.inf, dtype=torch.float64)
     launch(
         max_product,
         (emission.cpu().double(), once(segment.cpu().double()), least.cpu(), sizes),
-        (begun, held),
+        (begun, going),
         sizes.numpy(),
         [(3 * longest * states + segment.shape[1], torch.float64)],
         each=4 * states * segment.shape[1],
     )
-    own = torch.nn.functional.one_hot(codes.clamp(min=0), 2 * states).bool()
-    covered, begins = own[..., :states] | own[..., states:], own[..., states:]
-    with_it = torch.maximum(begun, held)
+    chosen = torch.nn.functional.one_hot(codes.clamp(min=0), 2 * states).bool()
+    covered, begins = chosen[..., :states] | chosen[..., states:], chosen[..., states:]
+    with_it = torch.maximum(begun, going)
     margins = margins_of(with_it, best_of_others(with_it), covered)
     if width > states:  # a frame where no segment of the label begins goes on with one, or begins one of another label
-        without = torch.maximum(best_of_others(begun), held.amax(2, keepdim=True))
+        without = torch.maximum(best_of_others(begun), going.amax(2, keepdim=True))
         margins = torch.cat([margins, margins_of(begun, without, begins)], 2)
     return margins.masked_fill((codes < 0).unsqueeze(2), 0.0).to(device)
 
 
 @njit
 def max_product(
-    emission: Any, tables: Any, least: Any, lengths: Any, begin: int, end: int, memory: Any, begun: Any, held: Any
+    emission: Any, tables: Any, least: Any, lengths: Any, begin: int, end: int, memory: Any, begun: Any, going: Any
 ) -> None:
     """Write the best scores of the examples ``begin`` to ``end - 1``.
 
-    ``begun`` ``[B, N, K]`` is of segmentations where a segment of the label begins at the frame, ``held`` of those
+    ``begun`` ``[B, N, K]`` is of segmentations where a segment of the label begins at the frame, ``going`` of those
     where one goes on there; both are ``-inf`` before.
     """
     longest, states = begun.shape[1], begun.shape[2]
@@ -95,6 +95,6 @@ def max_product(
                 for d in range(longest_here - 1, -1, -1):  # those that end at frame s + d or behind it
                     highest = max(highest, scores[d])
                     if d > 0:
-                        held[b, s + d, k] = max(held[b, s + d, k], starts[s, k] + highest)
+                        going[b, s + d, k] = max(going[b, s + d, k], starts[s, k] + highest)
                 begun[b, s, k] = starts[s, k] + highest
                 ends[s, k] = highest + (emission[b, s, states + k] if boundary else 0.0)  # of what begins here

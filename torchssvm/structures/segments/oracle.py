@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.arguments import check_scores
 from torchssvm.core.launch import compiles, launch, once
 from torchssvm.core.operators import apart, define, upload
 from torchssvm.core.triton_support import triton_available
-from torchssvm.structures.common import own_lengths
 from torchssvm.structures.segments.plain import LARGE, best_segments_torch
 
 _MOST_LABELS = 64  # of the kernel for CUDA, whose scores of neighbours stay in registers
@@ -32,14 +30,12 @@ def semi_markov(
         least: ``[K]`` int64, the smallest duration of each label, at least 1.
         lengths: ``[B]`` int64, 1 to N; None means N for all.
         target: ``[B, N]`` codes, from ``check_target``: adds the number of its spans that are missed and of those that
-            are found wrongly.
+            are wrong.
 
     Returns:
         ``codes`` ``[B, N]`` int64, a frame's label, K more at the first frame of a segment, -1 beyond the length; and
         ``value`` ``[B]``, the score.
 
-    Raises:
-        ValueError: Scores are not floating, or a shape or a length does not fit.
     """
     return _operator(emission, segment, least, lengths, target)
 
@@ -47,7 +43,6 @@ def semi_markov(
 def _fake(
     emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    _check_shapes(emission, segment, least, lengths, target)
     return emission.new_empty(emission.shape[:2], dtype=torch.int64), emission.new_empty(emission.shape[0])
 
 
@@ -60,7 +55,7 @@ def _on_cpu(
     batch, longest, _ = emission.shape
     states = segment.shape[2]
     most = segment.shape[1] - states
-    sizes = own_lengths(lengths, batch, longest)
+    sizes = apart(lengths)
     sizes = torch.full((batch,), longest) if sizes is None else sizes
     known = torch.empty(batch, 0, dtype=torch.int64) if target is None else apart(target)
     launch(
@@ -77,7 +72,6 @@ def _on_cpu(
 def _on_cuda(
     emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    _check_shapes(emission, segment, least, lengths, target)
     if not (triton_available() and compiles(emission, segment)) or segment.shape[2] > _MOST_LABELS:
         return semi_markov_torch(emission, segment, least, lengths, target)
     from torchssvm.structures.segments.triton import semi_markov_triton
@@ -94,34 +88,10 @@ def semi_markov_torch(
     batch, longest, _ = emission.shape
     if not batch:
         return codes, value
-    sizes = own_lengths(lengths, batch, longest)
+    sizes = apart(lengths)
     sizes = torch.full((batch,), longest, device=emission.device) if sizes is None else sizes
     codes, score = best_segments_torch(emission, segment, least.to(emission.device), sizes, target)
     return codes, score.to(emission.dtype)
-
-
-def _check_shapes(
-    emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
-) -> None:
-    check_scores(emission=emission, segment=segment)
-    if emission.ndim != 3 or segment.ndim != 3 or not emission.shape[1] or len(segment) != len(emission):
-        raise ValueError(
-            "emission must be [B, N, K] or [B, N, 2 K] with at least one frame, and segment [B, K + D, K]; got "
-            f"{list(emission.shape)} and {list(segment.shape)}"
-        )
-    batch, longest, width = emission.shape
-    states = segment.shape[2]
-    if not states or width not in (states, 2 * states) or segment.shape[1] <= states:
-        raise ValueError(
-            f"segment {list(segment.shape)} must be [B, K + D, K] with K={states} labels and a duration, and emission "
-            f"{list(emission.shape)} have K or 2 K scores for each frame"
-        )
-    if least.shape != (states,) or least.dtype != torch.int64:
-        raise ValueError(f"least must be int64 [{states}], got {least.dtype} {list(least.shape)}")
-    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int64):
-        raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
-    if target is not None and (target.shape != (batch, longest) or target.dtype != torch.int64):
-        raise ValueError(f"target must be int64 [{batch}, {longest}], got {target.dtype} {list(target.shape)}")
 
 
 @torch.no_grad()
@@ -132,9 +102,8 @@ def semi_markov_marginals(
 
     Computed in float64: on CUDA by Triton up to 32 labels, else on the CPU.
     """
-    _check_shapes(emission, segment, least, lengths, None)
     batch, longest, _ = emission.shape
-    sizes = own_lengths(lengths, batch, longest)
+    sizes = apart(lengths)
     sizes = torch.full((batch,), longest, device=emission.device) if sizes is None else sizes
     small = segment.shape[2] <= _MOST_LABELS // 2  # in float64 the tables take twice the registers, and there are two
     if emission.is_cuda and small and not torch.compiler.is_compiling() and triton_available():
@@ -162,7 +131,7 @@ def semi_markov_marginals(
 def _or_nan(
     emission: Tensor, segment: Tensor, sizes: Tensor, parts: Tensor, pairs: Tensor, whole: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What kernels found, like the scores; mean parts are NaN where no output has a mass, for which they write 0."""
+    """Results in the dtype and on the device of the scores; mean parts are NaN where no output has a mass."""
     never = (whole == -torch.inf).view(-1, 1, 1)
     real = (torch.arange(emission.shape[1], device=whole.device) < sizes.unsqueeze(1)).unsqueeze(2)
     parts, pairs = parts.masked_fill(never & real, torch.nan), pairs.masked_fill(never, torch.nan)
@@ -188,7 +157,7 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
     small ones would be lost in a sum with them.
 
     Args:
-        emission: ``[T, K]`` scores of frames, or ``[T, 2 K]``, those of a label that begins behind them.
+        emission: ``[T, K]`` scores of frames, or ``[T, 2 K]``, with scores of labels that begin behind them.
         table: ``[K + D, K]``: neighbours, then durations.
         least: ``[K]`` int64, the smallest duration of each label.
         target: ``[T]`` codes, whose span loss is added; or empty.
@@ -212,7 +181,7 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
     for k in range(states):
         prefix[k] = best[k] = 0.0
     for t in range(length):
-        held = starts[t % most]
+        begun = starts[t % most]
         for k in range(states):
             highest, before = best[0] + table[0, k], 0
             for j in range(1, states):
@@ -220,9 +189,9 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
                 if value > highest:
                     highest, before = value, j
             back[1, t, k] = before
-            held[k] = (highest if t > 0 else 0.0) - prefix[k]
+            begun[k] = (highest if t > 0 else 0.0) - prefix[k]
             if boundary:
-                held[k] += emission[t, states + k]
+                begun[k] += emission[t, states + k]
         for k in range(states):
             if abs(emission[t, k]) > LARGE:
                 for d in range(most):  # of what covers this frame
@@ -241,12 +210,12 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
                 missed += 1.0
             if ends:
                 kept = durations[d_true, k_true]
-                durations[d_true, k_true] -= 2.0  # found: neither missing nor wrong
+                durations[d_true, k_true] -= 2.0  # right: neither missing nor wrong
         place = t % most
         for d in range(min(most, t + 1)):
-            held, row = starts[place], durations[d]
+            begun, row = starts[place], durations[d]
             for k in range(states):
-                value = held[k] + row[k]
+                value = begun[k] + row[k]
                 if value > best[k]:
                     best[k] = value
                     back[0, t, k] = d + 1

@@ -53,16 +53,16 @@ def best_segments_torch(
         prefix = prefix + frame.masked_fill(alone, 0.0)
         rows = durations
         if span:
-            found = (span[0].view(-1, 1, 1) == every.view(1, -1, 1)) & (span[1].view(-1, 1, 1) == labels)
-            rows = torch.where(found, rows - 2.0, rows)
+            right = (span[0].view(-1, 1, 1) == every.view(1, -1, 1)) & (span[1].view(-1, 1, 1) == labels)
+            rows = torch.where(right, rows - 2.0, rows)
         joint = starts + rows
         best = torch.where(inside.unsqueeze(1), joint.amax(1) + prefix, best)
         return (best, prefix, starts), torch.stack([joint.argmax(1), before])
 
     def back(carry: tuple[Tensor, Tensor], at: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], Tensor]:
         label, left = carry  # the label of this frame, and how many frames of its segment come before it; -1 at its end
-        found, inside = at
-        chosen = found.gather(2, label.view(1, -1, 1).expand(2, batch, 1)).squeeze(2)
+        choices, inside = at
+        chosen = choices.gather(2, label.view(1, -1, 1).expand(2, batch, 1)).squeeze(2)
         left = torch.where(left < 0, chosen[0], left)
         code = torch.where(left == 0, label + states, label)
         after = torch.where(left == 0, chosen[1], label)
@@ -73,9 +73,9 @@ def best_segments_torch(
     zero = torch.zeros(batch, states, dtype=torch.float64, device=emission.device)
     starts = torch.full((batch, most, states), -torch.inf, dtype=torch.float64, device=emission.device)
     over = (frames, begins, real, position.squeeze(1) == 0, *spans)
-    (best, _, _), found = scan(forth, (zero, zero.clone(), starts), over)
+    (best, _, _), choices = scan(forth, (zero, zero.clone(), starts), over)
     last = best.argmax(1)
-    _, codes = scan(back, (last, torch.full_like(last, -1)), (found, real), reverse=True)
+    _, codes = scan(back, (last, torch.full_like(last, -1)), (choices, real), reverse=True)
     return codes.mT.contiguous(), best.amax(1) + count.to(best.device)
 
 

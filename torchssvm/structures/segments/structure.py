@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from torchssvm.core.arguments import (
     check_costs,
@@ -22,10 +23,10 @@ from torchssvm.core.arguments import (
 )
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
-from torchssvm.core.potentials import Potentials
+from torchssvm.core.potentials import Potentials, check_scores_finite
 from torchssvm.core.structure import Decoding, Structure, as_decoding, digest
 from torchssvm.structures.chain.nbest import NBest, nbest
-from torchssvm.structures.common import check_lengths
+from torchssvm.structures.common import check_lengths, check_potentials, reject_entries
 from torchssvm.structures.labelled import Indexed, Places, real_rows
 from torchssvm.structures.segments.margins import segment_margins
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
@@ -36,14 +37,14 @@ class Segments(Indexed):
 
     Potentials: ``emission`` ``[B, N, K]``, the scores of a frame's labels, which are summed over a segment; with
     ``boundary`` ``[B, N, 2 K]``, the second half for a segment that begins at the frame. ``segment`` ``[B, K + D, K]``:
-    row j the scores of neighbours (label before, label), row ``K + d - 1`` those of duration d by label.
+    row j the scores of neighbours (label before, label), row ``K + d - 1`` the scores of duration d by label.
 
     Labelings and targets: ``[B, N]`` int64 codes, the label of each frame, K more at the first frame of a segment, so
     that two neighbours of one label are told apart; -1 beyond an example's length (values of a target there are
     ignored). :meth:`from_spans` and :meth:`from_frames` make them, :meth:`spans` and :meth:`frames` read them.
 
     The loss counts frames of another label, ``class_weight`` times each; with ``span_loss``, the target's spans that
-    are missed and the found spans that are none of the target's.
+    are missed, and spans that the target lacks.
 
     Args:
         num_labels: K.
@@ -61,8 +62,8 @@ class Segments(Indexed):
     Example:
         >>> segments = Segments(num_labels=2, max_duration=3)
         >>> emission = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
-        >>> found = segments.argmax({"emission": emission, "segment": torch.zeros(1, 5, 2)}).labeling
-        >>> segments.frames(found)
+        >>> codes = segments.argmax({"emission": emission, "segment": torch.zeros(1, 5, 2)}).labeling
+        >>> segments.frames(codes)
         tensor([[0, 0, 1]])
     """
 
@@ -87,17 +88,15 @@ class Segments(Indexed):
         form = f", or a list of {num_labels}, one for each label"
         if len(several) != num_labels:
             raise ValueError(f"min_duration={min_duration!r} must be a whole number{form}")
-        self.min_duration = [check_whole(least, "min_duration", advice=form) for least in several]
-        if max(self.min_duration) > self.max_duration:
-            raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
+        self.min_duration = [check_whole(least, "min_duration", most=max_duration, advice=form) for least in several]
         if class_weight is not None and span_loss:
-            raise ValueError(f"class_weight={class_weight} weighs wrong frames: leave span_loss out, or class_weight")
+            raise ValueError(f"class_weight={class_weight} is for frames: leave it out with span_loss")
         self.boundary, self.span_loss = boundary, span_loss
         self.class_weight = check_costs(class_weight, "class_weight", num_labels)
         self._least = torch.tensor(self.min_duration)
 
+    @override
     def extends(self, other: Structure) -> bool:
-        """Also segments of longer durations."""
         if type(self) is not Segments or type(other) is not Segments or other.max_duration > self.max_duration:
             return self.same_as(other)
         less = copy.copy(self)
@@ -124,20 +123,21 @@ class Segments(Indexed):
         return as_decoding(super().augmented_argmax(potentials, target))
 
     def _best(self, potentials: Potentials, target: Tensor | None) -> Decoding:
-        emission, segment, lengths = potentials["emission"], potentials["segment"], potentials.lengths
+        emission, segment = self._scores_of(potentials)
+        lengths = potentials.lengths
         least, most = min(self.min_duration), self.max_duration
         if least > 1 and not (plain() or transformed()):
             for row, size in enumerate([emission.shape[1]] if lengths is None else lengths.tolist()):
                 if -(-size // most) * least > size:
                     raise ValueError(
-                        f"{row_name(row)} has {size} frames, and no durations of {least} to {most} add up to it: "
-                        "change min_duration or max_duration, or leave the example out"
+                        f"lengths has {size} in {row_name(row)}, which no durations of {least} to {most} add up to: "
+                        "leave the example out"
                     )
         return Decoding(*semi_markov(emission, segment, self._on(emission.device), lengths, target))
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product; the second half of ``emission``, with ``boundary``, are probabilities of boundaries."""
-        emission, segment = potentials["emission"], potentials["segment"]
+        emission, segment = self._scores_of(potentials)
         *parts, whole = semi_markov_marginals(emission, segment, self._on(emission.device), potentials.lengths)
         return Marginals(dict(zip(("emission", "segment"), parts, strict=True)), whole)
 
@@ -150,7 +150,7 @@ class Segments(Indexed):
     def nbest(self, potentials: Potentials, n: int) -> NBest:
         """The n best segmentations of every example, the best one first; equals in no certain order.
 
-        It takes O(N D^2 K^2) time, D K times that of :meth:`argmax`.
+        It takes O(N D^2 K^2) time, D K times as long as :meth:`argmax`.
 
         Args:
             n: How many, at least 1.
@@ -160,61 +160,61 @@ class Segments(Indexed):
             TypeError: ``n`` is not a number.
         """
         n = check_whole(n, "n")
-        for name, scores in potentials.tensors.items():
-            if not bool((scores < torch.inf).all()):
-                raise ValueError(f"potentials have {name} that is NaN or infinite: scores must be numbers")
-        emission, segment = potentials["emission"], potentials["segment"]
+        check_scores_finite(potentials, self.places, self.signed)
+        emission, segment = self._scores_of(potentials)
         batch, longest, _ = emission.shape
         real = check_lengths(potentials.lengths, batch, longest, emission.device)
-        found = best_segmentations(emission, segment, self._least, real.sum(1).cpu(), n)
-        return NBest(*(tensor.to(emission.device) for tensor in found))
+        best = best_segmentations(emission, segment, self._least, real.sum(1).cpu(), n)
+        return NBest(*(tensor.to(emission.device) for tensor in best))
 
     def spans(self, labeling: Tensor) -> list[list[Span]]:
-        """The spans (first frame, frame after the last, label) of every example; ValueError for no such codes."""
-        found = []
+        """The spans (first frame, frame after the last, label) of every example; ValueError for other codes."""
+        spans = []
         self._check_codes(_codes(labeling, "labeling", ", as decode returns it"), _within(labeling), "labeling")
         for row in labeling.tolist():
             row = row[: row.index(-1)] if -1 in row else row
             starts = [t for t, code in enumerate(row) if code >= self.num_labels]
             ends = [*starts[1:], len(row)]
-            found.append([(s, e, row[s] - self.num_labels) for s, e in zip(starts, ends, strict=True)])
-        return found
+            spans.append([(s, e, row[s] - self.num_labels) for s, e in zip(starts, ends, strict=True)])
+        return spans
 
     def from_spans(self, spans: Sequence[Sequence[Span]]) -> Tensor:
-        """The labeling of spans, which follow one another from frame 0 on, ``[B, N]`` int64.
+        """The labeling ``[B, N]`` int64 of spans that follow one another from frame 0 on.
 
         Raises:
-            ValueError: They do not, a label is not one, or a span is longer than ``max_duration``.
+            ValueError: There is a gap, a wrong label, or a span longer than ``max_duration``.
         """
         check_several(spans, "spans", "lists of spans, one for each sequence")
-        num_labels = self.num_labels
         rows = []
         for place, several in enumerate(spans):
             row: list[int] = []
+            fault = "" if several else "it must have at least one span"
             for span in several:
-                if fault := span_fault(span, len(row)):
-                    alone = "" if hasattr(span, "__len__") else "; give a list of spans for each sequence"
-                    raise ValueError(f"spans has {span!r} in {row_name(place)}: {fault}{alone}")
-                start, end, label = span
-                if label not in range(num_labels):
-                    raise ValueError(f"spans has {span!r} in {row_name(place)}: labels are 0 to {num_labels - 1}")
-                if end - start > self.max_duration:
-                    raise ValueError(
-                        f"spans has {span!r} in {row_name(place)}: more frames than max_duration={self.max_duration}"
-                    )
-                row += [int(label) + num_labels] + [int(label)] * int(end - start - 1)
-            if not row:
-                raise ValueError(f"spans has no span in {row_name(place)}: a sequence has at least one")
+                fault = fault or self._span_fault(span, len(row))
+                if not fault:
+                    start, end, label = span
+                    row += [int(label) + self.num_labels] + [int(label)] * int(end - start - 1)
+            if fault:
+                raise ValueError(f"spans has {several!r} in {row_name(place)}: {fault}")
             rows.append(torch.tensor(row))
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+
+    def _span_fault(self, span: Any, at: int) -> str:
+        """The rule that a span which begins at frame ``at`` breaks; empty if none."""
+        if fault := span_fault(span, at):
+            return fault
+        start, end, label = span
+        if label not in range(self.num_labels):
+            return f"labels are 0 to {self.num_labels - 1}"
+        return f"max_duration={self.max_duration} is less" if end - start > self.max_duration else ""
 
     def frames(self, labeling: Tensor) -> Tensor:
         """The label of every frame, ``[B, N]`` int64, -1 beyond each length."""
         codes = check_tensor(labeling, "labeling")  # also [B, C, N]
         return torch.where(codes >= 0, codes.remainder(self.num_labels), -1)
 
+    @override
     def by_position(self, labeling: Tensor) -> Tensor:
-        """The labels of frames: codes tell borders too."""
         return self.frames(labeling)
 
     def from_frames(self, labels: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class Segments(Indexed):
         num_labels = self.num_labels
         _codes(labels, "labels", ", a label for each frame")
         wrong = (labels >= num_labels) | (labels < torch.where(_within(labels), 0, -1))
-        _refuse(wrong, labels, "labels has", f"labels are 0 to {num_labels - 1}, and -1 behind the last frame alone")
+        reject_entries(wrong, labels, "labels has", f"give 0 to {num_labels - 1}, and -1 behind the last frame")
         begins = torch.ones_like(labels, dtype=torch.bool)
         begins[:, 1:] = labels[:, 1:] != labels[:, :-1]
         return torch.where(labels >= 0, labels + num_labels * begins, -1)
@@ -239,9 +239,9 @@ class Segments(Indexed):
         """Wrong frames, or missed and wrong spans, ``[B]`` float64."""
         if not self.span_loss:
             return (self.costs(target) * (self.frames(labeling) != self.frames(target))).sum(1)
-        own, true = (durations_of(codes, self.num_labels) for codes in (labeling, target))
-        found = (own > 0) & (own == true) & (labeling == target)
-        return ((own > 0).sum(1) + (true > 0).sum(1) - 2 * found.sum(1)).double()
+        given, true = (durations_of(codes, self.num_labels) for codes in (labeling, target))
+        right = (given > 0) & (given == true) & (labeling == target)
+        return ((given > 0).sum(1) + (true > 0).sum(1) - 2 * right.sum(1)).double()
 
     def costs(self, target: Tensor) -> Tensor:
         """1 for each frame, or its class's weight, ``[B, N]`` float64, zero in the padding."""
@@ -254,34 +254,20 @@ class Segments(Indexed):
         """The cost of each wrong label of a frame; the constant is zero.
 
         Raises:
-            NotImplementedError: With ``span_loss``, which is none of frames and durations.
+            NotImplementedError: With ``span_loss``, which is not linear in the parts.
         """
         if self.span_loss:
-            raise NotImplementedError("a loss of spans is no sum over frames, durations and neighbours")
+            raise NotImplementedError("loss_potentials: span_loss is not linear in the parts")
         real = self.costs(target).unsqueeze(2)
         wrong = real.repeat(1, 1, self.num_labels).scatter_(2, self.frames(target).clamp(min=0).unsqueeze(2), 0.0)
         if self.boundary:
             wrong = torch.cat([wrong, torch.zeros_like(wrong)], 2)
         return {"emission": wrong}, wrong.new_zeros(len(wrong))
 
+    @override
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check shapes, codes and durations; write -1 beyond each length.
-
-        Raises:
-            ValueError: The potentials or the target do not fit.
-        """
         labels, most = self.num_labels, self.max_duration
-        if potentials.tensors.keys() != {"emission", "segment"} or potentials["emission"].ndim != 3:
-            raise ValueError(
-                f"segments take potentials emission [B, N, {self.num_scores}] and segment, got {potentials}"
-            )
-        batch, longest, width = potentials["emission"].shape
-        shape = [batch, labels + most, labels]
-        if width != self.num_scores or list(potentials["segment"].shape) != shape:
-            raise ValueError(
-                f"potentials of {self} must be emission [B, N, {self.num_scores}] and segment {shape}; got "
-                f"{list(potentials['emission'].shape)} and {list(potentials['segment'].shape)}"
-            )
+        batch, longest, _ = self._scores_of(potentials)[0].shape
         check_int64(target, "target", (batch, longest), ", a code for each frame")
         real = check_lengths(potentials.lengths, batch, longest, target.device)
         codes = target.masked_fill(~real, -1)
@@ -289,41 +275,37 @@ class Segments(Indexed):
         durations = durations_of(codes, labels)
         least = self._on(codes.device)[self.frames(codes).clamp(min=0)]
         wrong = (durations > 0) & ((durations > most) | (durations < least))
-        if bool(wrong.any()):
-            row, place = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"target has a segment of {int(durations[row, place])} frames at position {place} of {row_name(row)}: "
-                f"those of label {int(codes[row, place]) - labels} have {int(least[row, place])} to {most}; change "
-                "min_duration or max_duration, or cut the segment"
-            )
+        reject_entries(wrong, durations, "target has the duration", f"give min_duration of its label to {most}")
         return codes
 
+    def _scores_of(self, potentials: Potentials) -> list[Tensor]:
+        labels = self.num_labels
+        shapes = {"emission": ("B", "N", self.num_scores), "segment": ("B", labels + self.max_duration, labels)}
+        return check_potentials(potentials, shapes)
+
     def _check_codes(self, codes: Tensor, real: Tensor, name: str) -> None:
-        """Raise ValueError for codes ``[B, N]`` of no segments, or others than -1 where no frame is ``real``."""
+        """Raise ValueError for wrong codes ``[B, N]``, which are -1 where no frame is ``real``."""
         labels = self.num_labels
         form = f"codes are labels 0 to {labels - 1}, and {labels} more where a segment begins"
-        _refuse((codes >= 2 * labels) | (codes < torch.where(real, 0, -1)), codes, f"{name} has code", form)
+        reject_entries((codes >= 2 * labels) | (codes < torch.where(real, 0, -1)), codes, f"{name} has code", form)
         before = torch.cat([torch.full_like(codes[:, :1], -1), self.frames(codes)[:, :-1]], 1)
-        _refuse(
-            real & (codes < labels) & (codes != before),
-            codes,
-            f"{name} has code",
-            f"a segment goes on with the label of the frame before it, and begins with a code of {labels} or more: "
-            "make codes by structure.from_spans or structure.from_frames",
+        wrong = real & (codes < labels) & (codes != before)
+        reject_entries(
+            wrong, codes, f"{name} has code", "segments begin with a label plus K: use structure.from_frames"
         )
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The frames of each example."""
         return {"emission": real_rows(potentials, "emission")[..., None]}
 
+    @override
     def _plain(self) -> nn.Module:
-        """The same recursion, as a scan."""
         from torchssvm.structures.segments.plain import SegmentsDecoder
 
         return SegmentsDecoder(self)
 
+    @override
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
-        """All segmentations; examples with fewer meet theirs several times."""
         batch, longest, _ = potentials["emission"].shape
         lengths = [longest] * batch if potentials.lengths is None else potentials.lengths.tolist()
         limits = self.num_labels, self.min_duration, self.max_duration
@@ -348,14 +330,14 @@ class Segments(Indexed):
         before = torch.cat([torch.zeros_like(labels[..., :1]), labels[..., :-1]], 2)
         joined = begins & (torch.arange(codes.shape[2], device=codes.device) > 0)
         rows = count + durations_of(codes, count).clamp(1, most) - 1
-        found = [
+        places = [
             ("emission", frames, real),
             ("segment", before * count + labels, joined),
             ("segment", rows * count + labels, begins),
         ]
         if self.boundary:
-            found.append(("emission", frames + count, begins))
-        return [(name, places.masked_fill(~held, 0), held) for name, places, held in found]
+            places.append(("emission", frames + count, begins))
+        return [(name, place.masked_fill(~chosen, 0), chosen) for name, place, chosen in places]
 
     def __repr__(self) -> str:
         least = self.min_duration
@@ -370,12 +352,6 @@ class Segments(Indexed):
 def _within(codes: Tensor) -> Tensor:
     """Which of ``[B, N]`` do not lie behind the last one that is not negative."""
     return (codes >= 0).flip(1).cumsum(1).flip(1) > 0
-
-
-def _refuse(wrong: Tensor, codes: Tensor, has: str, why: str) -> None:
-    if bool(wrong.any()):
-        row, place = wrong.nonzero()[0].tolist()
-        raise ValueError(f"{has} {int(codes[row, place])} at position {place} of {row_name(row)}: {why}")
 
 
 def best_segmentations(emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor, n: int) -> NBest:
@@ -401,9 +377,9 @@ def best_segmentations(emission: Tensor, segment: Tensor, least: Tensor, lengths
         frames[:, :, 0] += emission[..., states:]
     frames[:, 0, 1:] = -torch.inf
     frames[torch.arange(batch), lengths - 1] += ends
-    found = nbest(frames.view(batch, longest, size), pairs.view(batch, size, size), lengths, n)
-    codes = found.labelings.remainder(states) + states * (found.labelings < states)
-    return NBest(torch.where(found.labelings < 0, -1, codes), found.values)
+    paths = nbest(frames.view(batch, longest, size), pairs.view(batch, size, size), lengths, n)
+    codes = paths.labelings.remainder(states) + states * (paths.labelings < states)
+    return NBest(torch.where(paths.labelings < 0, -1, codes), paths.values)
 
 
 Span = tuple[int, int, int]
@@ -437,17 +413,14 @@ def _codes(value: Any, name: str, form: str) -> Tensor:
 
 
 def span_fault(span: Any, at: int) -> str:
-    """What a span must be that begins at the frame ``at``; empty where it is."""
-    advice = ""
+    """The rule that a span which begins at frame ``at`` breaks; empty if none."""
     try:
         start, end, _ = span
         if operator.index(start) == at < operator.index(end):
             return ""
-        advice = ": an end is the frame after the last one" if 0 < at == start - 1 else ""
-    except (TypeError, ValueError):  # no three, or no whole numbers
+    except (TypeError, ValueError):  # not three, or not whole numbers
         pass
-    must = f"it must be (start, end, label), whole numbers with start {at}, where the span before it ends"
-    return f"{must}, and a larger end{advice}"
+    return f"spans are (start, end, label), whole numbers with start {at} and a larger end, the frame after the last"
 
 
 def span_f1(
@@ -470,37 +443,31 @@ def span_f1(
         1.0
 
     Raises:
-        TypeError: An argument is no list of spans for each sequence, or a number is none.
-        ValueError: There are not as many sequences in both, or ``times``, or a number is out of range.
+        TypeError: An argument is not lists of spans, or not a number.
+        ValueError: ``found``, ``true`` and ``times`` differ in length, or a number is out of range.
     """
-    found, true = ([list(own) if hasattr(own, "__iter__") else [own] for own in each] for each in (found, true))
-    if any(not isinstance(span, tuple | list) or len(span) != 3 for own in [*found, *true] for span in own):
-        raise TypeError(
-            "found and true must be lists of spans (start, end, label) for each sequence: structure.spans(labeling) "
-            "makes them of a tensor"
-        )
-    if len(found) != len(true):
-        raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
+    found, true = ([list(spans) if hasattr(spans, "__iter__") else [spans] for spans in each] for each in (found, true))
+    if any(not isinstance(span, tuple | list) or len(span) != 3 for spans in [*found, *true] for span in spans):
+        raise TypeError("found and true must be lists of spans (start, end, label), as structure.spans returns")
     times = [1.0] * len(found) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
     times = [check_number(each, "times", 0.0) for each in times]
-    if len(times) != len(found):
-        raise ValueError(f"times has {len(times)} numbers, and there are {len(found)} sequences")
-    if not 0.5 <= check_number(overlap, "overlap", 0.0) <= 1.0:
-        raise ValueError(f"overlap={overlap} must be 0.5 to 1: of less, a span may have several others")
+    if not len(found) == len(true) == len(times):
+        raise ValueError(f"found, true and times must be of one length, got {len(found)}, {len(true)}, {len(times)}")
+    check_number(overlap, "overlap", 0.5)
     right, total = 0, 0
-    for each, own, others in zip(times, found, true, strict=True):
-        ours, theirs = set(map(tuple, own)), set(map(tuple, others))
-        total += each * (len(ours) + len(theirs))
-        right += each * (len(ours & theirs) if overlap == 1.0 else _overlapping(ours, theirs, overlap))
+    for count, *spans in zip(times, found, true, strict=True):
+        predicted, correct = (set(map(tuple, several)) for several in spans)
+        total += count * (len(predicted) + len(correct))
+        right += count * (len(predicted & correct) if overlap == 1.0 else _overlapping(predicted, correct, overlap))
     return float(2.0 * right / total) if total else 1.0
 
 
-def _overlapping(found: set[Any], true: set[Any], overlap: float) -> int:
+def _overlapping(predicted: set[Any], correct: set[Any], overlap: float) -> int:
     """How many spans are right, by one sweep over both."""
-    ours, theirs, right = sorted(found), sorted(true), 0
+    given, true, right = sorted(predicted), sorted(correct), 0
     i = j = 0
-    while i < len(ours) and j < len(theirs):
-        (start, end, label), (begin, stop, other) = ours[i], theirs[j]
+    while i < len(given) and j < len(true):
+        (start, end, label), (begin, stop, other) = given[i], true[j]
         shared = min(end, stop) - max(start, begin)
         hit = label == other and shared >= overlap * (max(end, stop) - min(start, begin))
         right += hit

@@ -73,14 +73,14 @@ def _decode(
     missed = tl.zeros([], tl.float64)
     begun = tl.zeros([], tl.int64)
     for t in range(0, length):
-        reached, own = tl.max(best[:, None] + pairs, 0, return_indices=True, return_indices_tie_break_left=True)
-        held = tl.where(t > 0, reached, 0.0) - prefix
+        reached, previous = tl.max(best[:, None] + pairs, 0, return_indices=True, return_indices_tie_break_left=True)
+        begun = tl.where(t > 0, reached, 0.0) - prefix
         if boundary:
-            held += tl.load(emission + t * wide + states + label, inside, 0.0)
+            begun += tl.load(emission + t * wide + states + label, inside, 0.0)
         frame = tl.load(emission + t * wide + label, inside, 0.0)
         # A NaN score may give any index: keep it within the labels.
-        tl.store(before + t * states + label, tl.minimum(own, states - 1), inside)
-        tl.store(starts + t * states + label, held, inside)
+        tl.store(before + t * states + label, tl.minimum(previous, states - 1), inside)
+        tl.store(starts + t * states + label, begun, inside)
         tl.debug_barrier()  # threads read the starts that other threads wrote
         alone = tl.abs(frame) > large
         prefix = tl.where(alone, prefix, prefix + frame)
@@ -108,9 +108,9 @@ def _decode(
             if spans:
                 row += 1.0
             row = tl.where(duration[:, None] < shortest[None, :], -float("inf"), row)
-            if spans:  # found: neither missing nor wrong
-                found = (duration == true_duration)[:, None] & (label == true_label)[None, :]
-                row = tl.where(found, row - 2.0, row)
+            if spans:  # right: neither missing nor wrong
+                right = (duration == true_duration)[:, None] & (label == true_label)[None, :]
+                row = tl.where(right, row - 2.0, row)
             score = tl.load(starts + start[:, None] * states + label[None, :], usable, -float("inf"))
             highest, index = tl.max(score + row, 0, return_indices=True, return_indices_tie_break_left=True)
             better = highest > best  # ties go to the shorter duration

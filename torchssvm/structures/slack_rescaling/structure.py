@@ -8,22 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_whole, row_names
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
-from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling
+from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, reject_rows
 from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import Around, check_lengths
 from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.structures.multiclass.structure import Multiclass
-
-ORACLES = """\
-  EveryClass()       exact, for Multiclass: all classes at once
-  EveryLossLevel()   exact, for Chain: Viterbi with the loss so far as part of the state
-  BruteForceSearch() exact, for structures that define enumerate(): all outputs of a small problem
-or a SlackOracle of your own"""
 
 
 class SlackOracle(ABC):
@@ -109,33 +104,27 @@ class EveryLossLevel(SlackOracle):
         real = check_lengths(potentials.lengths, emission.shape[0], emission.shape[1], emission.device)
         levels, unit = self._levels(structure, target)
         decoded = structure.restricted(potentials)
-        found = viterbi_by_level(decoded["emission"], decoded["transition"], levels, real)
-        own = inner(conform(structure.parts(target), potentials, "parts(target)"), potentials.tensors)
-        ladder = torch.arange(found.scores.shape[1], device=own.device, dtype=torch.float64)
+        best = viterbi_by_level(decoded["emission"], decoded["transition"], levels, real)
+        score = inner(conform(structure.parts(target), potentials, "parts(target)"), potentials.tensors)
+        ladder = torch.arange(best.scores.shape[1], device=score.device, dtype=torch.float64)
         losses = unit.unsqueeze(1) * ladder
-        value, level = (losses * (1.0 + found.scores.to(torch.float64) - own.unsqueeze(1))).max(1)
-        return Decoding(found.labels(level), value)
+        value, level = (losses * (1.0 + best.scores.to(torch.float64) - score.unsqueeze(1))).max(1)
+        return Decoding(best.labels(level), value)
 
     def _levels(self, structure: Structure, target: Labeling) -> tuple[Tensor, Tensor]:
         """The cost of each state at each token, ``[B, N, K]`` int64, and its units, ``[B]`` float64."""
         delta, constant = structure.loss_potentials(target)
         if isinstance(delta, Tensor) or delta.keys() != {"emission"} or bool(constant.any()):
-            raise ValueError("EveryLossLevel needs a loss that is a sum of token costs: use another of\n" + ORACLES)
+            raise ValueError("oracle=EveryLossLevel() needs a sum of token costs as loss: use BruteForceSearch()")
         costs = delta["emission"].to(torch.float64)
         smallest = torch.where(costs > 0, costs, torch.inf).flatten(1).amin(1)
         unit = torch.where(torch.isfinite(smallest), smallest, 1.0)
         multiples = costs / unit.view(-1, 1, 1)
         levels = multiples.round()
-        if bool((wrong := ((multiples - levels).abs() > 1e-6 * levels).flatten(1).any(1)).any()):
-            raise ValueError(
-                f"the token costs of {row_names(wrong.nonzero().flatten().tolist())} are not whole multiples of the "
-                f"smallest one, as EveryLossLevel needs: use other weights, or another of\n{ORACLES}"
-            )
+        wrong = ((multiples - levels).abs() > 1e-6 * levels).flatten(1).any(1)
+        reject_rows(wrong, "token costs of {rows} are not whole multiples of the smallest: use BruteForceSearch()")
         if (largest := int(levels.amax(2).sum(1).max())) > self.most:
-            raise ValueError(
-                f"the loss has {largest} levels, and EveryLossLevel(most={self.most}) takes time and memory for each: "
-                f"raise `most`, or use another of\n{ORACLES}"
-            )
+            raise ValueError(f"most={self.most} is less than the {largest} levels of the loss: raise it")
         return levels.to(torch.int64), unit
 
 
@@ -157,10 +146,7 @@ class BruteForceSearch(SlackOracle):
     def check(self, structure: Structure) -> None:
         """Structures that define ``enumerate``."""
         if type(structure).enumerate is Structure.enumerate:
-            raise TypeError(
-                f"{type(structure).__name__} does not define enumerate(), and BruteForceSearch needs it. "
-                f"There are:\n{ORACLES}"
-            )
+            raise TypeError(f"structure={structure!r} has no enumerate(): use another oracle than BruteForceSearch()")
 
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
         """Maximise the product over all outputs.
@@ -173,10 +159,7 @@ class BruteForceSearch(SlackOracle):
         value: Tensor | None = None
         for number, labeling in enumerate(() if outputs is None else outputs, 1):
             if number > self.most:
-                raise ValueError(
-                    f"{structure} has more outputs than BruteForceSearch(most={self.most}) takes: raise `most`, or use "
-                    f"another of\n{ORACLES}"
-                )
+                raise ValueError(f"most={self.most} is less than the outputs of {structure}: raise it")
             gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
             product = structure.loss(labeling, target).to(torch.float64) * (1.0 + gain)
             if value is None:
@@ -185,7 +168,7 @@ class BruteForceSearch(SlackOracle):
                 better = product > value
                 best, value = choose(better, labeling, best), torch.where(better, product, value)
         if value is None:
-            raise ValueError(f"{structure} lists no outputs of these potentials: use another of\n{ORACLES}")
+            raise ValueError(f"structure={structure} lists no outputs of these potentials: use another oracle")
         return Decoding(best, value)
 
 
@@ -199,9 +182,7 @@ def choose(first: Tensor, a: Any, b: Any) -> Any:
 
 def _require(oracle: SlackOracle, structure: Structure, kind: type[Structure]) -> None:
     if not isinstance(structure, kind):
-        raise TypeError(
-            f"{type(oracle).__name__} is for {kind.__name__}, not for {type(structure).__name__}. There are:\n{ORACLES}"
-        )
+        raise TypeError(f"oracle={oracle!r} is for {kind.__name__}, not for a {type(structure).__name__}")
 
 
 class SlackRescaling(Around):
@@ -226,7 +207,7 @@ class SlackRescaling(Around):
     ``oracle`` maximises it. Outputs far from the target need no large margin, and outputs with a small loss have little
     influence. With ``BruteForceSearch`` the loss need not decompose over the parts.
 
-    Predictions, parts, loss and targets are those of the wrapped structure. Use it by
+    Predictions, parts, loss and targets come from the wrapped structure. Use it by
     ``DualState.for_head(head, n, lam, structure=SlackRescaling(head.structure))``.
 
     Args:
@@ -246,25 +227,21 @@ class SlackRescaling(Around):
     """
 
     def __init__(self, structure: Structure, oracle: SlackOracle | None = None) -> None:
-        if not isinstance(structure, Structure) or isinstance(structure, SlackRescaling):
-            raise TypeError(
-                f"structure must be a torchssvm.Structure that is not rescaled itself, got {type(structure).__name__}"
-            )
-        if isinstance(structure, HiddenStates):
-            raise TypeError("structure is HiddenStates, which leaves states of targets open: slack rescaling needs all")
+        if not isinstance(structure, Structure) or isinstance(structure, SlackRescaling | HiddenStates):
+            raise TypeError(f"structure={structure!r} must be one such as Chain(3), not rescaled or HiddenStates")
         if oracle is not None and not isinstance(oracle, SlackOracle):
-            raise TypeError(f"oracle must be one of these, not a {type(oracle).__name__}:\n{ORACLES}")
+            raise TypeError(f"oracle={oracle!r} must be a SlackOracle, such as BruteForceSearch()")
         self.structure = structure
         self.padding = structure.padding
         self.oracle = _default_oracle(structure) if oracle is None else oracle
         self.oracle.check(structure)
 
+    @override
     def by_position(self, labeling: Any) -> Any:
-        """As in the other structure."""
         return self.structure.by_position(labeling)
 
+    @override
     def _plain(self) -> nn.Module | None:
-        """That of the structure within."""
         return self.structure.plain_decoder()
 
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding:
@@ -272,23 +249,23 @@ class SlackRescaling(Around):
 
         Value and bound are this product plus the target's score, like the scores of other structures.
         """
-        found = self.oracle(self.structure, potentials, target)
+        decoding = self.oracle(self.structure, potentials, target)
         score = inner(conform(self.structure.parts(target), potentials, "parts(target)"), potentials.tensors)
-        return found._replace(
-            value=None if found.value is None else found.value + score,
-            bound=None if found.bound is None else found.bound + score,
+        return decoding._replace(
+            value=None if decoding.value is None else decoding.value + score,
+            bound=None if decoding.bound is None else decoding.bound + score,
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``loss(labeling) (parts(labeling) - parts(target))``, the terms of the dual."""
         return scale(self.structure.difference(labeling, target, potentials), self.structure.loss(labeling, target))
 
+    @override
     def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
-        """Relative scores of the wrapped structure, times the losses."""
         return self._losses(labelings, target) * self.structure.relative_scores(labelings, target, potentials)
 
+    @override
     def mean_difference(self, labelings: Labeling, mass: Tensor, target: Labeling, potentials: Potentials) -> Parts:
-        """The mean difference of the wrapped structure, with the mass times the losses."""
         rescaled = mass * self._losses(labelings, target)
         return self.structure.mean_difference(labelings, rescaled, target, potentials)
 
@@ -306,12 +283,12 @@ class SlackRescaling(Around):
         columns = [self.structure.loss(labeling, target) for labeling in each_labeling(labelings)]
         return torch.stack(columns, 1).to(torch.float64)
 
+    @override
     def loss(self, labeling: Labeling, target: Labeling) -> Tensor:
-        """The task loss of the wrapped structure."""
         return self.structure.loss(labeling, target)
 
+    @override
     def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
-        """The loss potentials of the wrapped structure; they do not augment the potentials here."""
         return self.structure.loss_potentials(target)
 
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
@@ -321,14 +298,11 @@ class SlackRescaling(Around):
             ValueError: Also where scores are known: they are counted with the loss, which must not be negative here.
         """
         if self.structure.known_scores(potentials) is not None:
-            raise ValueError(
-                f"SlackRescaling does not train {self.structure} with known scores, such as Situations(x, fixed=...): "
-                "they are counted with the loss, by which it multiplies. Leave SlackRescaling out, or the known scores"
-            )
+            raise ValueError("potentials have known scores, as Situations(x, fixed=...): train without SlackRescaling")
         return self.structure.check_target(target, potentials)
 
+    @override
     def settings(self) -> str:
-        """Without the oracle."""
         return f"SlackRescaling({self.structure.settings()})"
 
     def __repr__(self) -> str:
@@ -340,9 +314,4 @@ def _default_oracle(structure: Structure) -> SlackOracle:
         return EveryClass()
     if isinstance(structure, Chain):
         return EveryLossLevel()
-    if type(structure).enumerate is not Structure.enumerate:
-        return BruteForceSearch()
-    raise TypeError(
-        f"oracle=None, and {type(structure).__name__} has no exact oracle for slack rescaling (it does not enumerate "
-        f"its outputs either). There are:\n{ORACLES}"
-    )
+    return BruteForceSearch()

@@ -27,11 +27,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_flags, check_number, check_tensor, needs, row_name
+from torchssvm.core.arguments import check_flags, check_number, needs
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Decoding, Structure
+from torchssvm.core.structure import Decoding, Structure, reject_rows
+from torchssvm.structures.common import check_shape, reject_entries
 
 SCORE_LIMIT = 2.0**14
 """Largest absolute score of an output after scaling; torch-struct's smallest penalty is -1e5."""
@@ -88,13 +90,11 @@ def convention_of(kind: type[Any], axes: Sequence[int] | None, offset: int | Non
         if axes is not None or offset is not None:
             raise ValueError(f"padded_axes and length_offset of {name} are known: leave them out")
         return _KNOWN[name]
-    if axes is None or offset is None:
+    if offset is None or not axes or min(axes) < 1 or len(set(axes)) != len(axes):
         raise ValueError(
-            f"distribution={kind.__name__} is none of {sorted(_KNOWN)}: say how it pads its events with padded_axes, "
-            "e.g. (1, 2), and length_offset, size of these axes minus the length"
+            f"padded_axes={axes} and length_offset={offset} must say how {kind.__name__} pads its events: give "
+            "different axes from 1 on, and their size minus the length"
         )
-    if not axes or min(axes) < 1 or len(set(axes)) != len(axes):
-        raise ValueError(f"padded_axes={axes} must be different axes of [B, *event], from 1 on")
     return Convention(tuple(axes), offset)
 
 
@@ -225,22 +225,16 @@ class TorchStruct(Structure):
         weight = check_number(weight, "weight", 0.0)
         check_flags(normalize=normalize, verify_targets=verify_targets)
         if loss_potentials is not None and (weight != 1.0 or normalize):
-            raise ValueError("loss_potentials replaces the loss: weight and normalize would have no effect")
+            raise ValueError("loss_potentials replaces the loss: leave weight and normalize out")
         if not isinstance(distribution, type) or not hasattr(distribution, "argmax"):
             # The repr of a torch-struct instance raises an error.
-            got = (
-                f"the class {distribution.__name__}"
-                if isinstance(distribution, type)
-                else f"a {type(distribution).__name__}"
-            )
-            raise TypeError(f"distribution must be a class with argmax, as torch_struct.LinearChainCRF is; got {got}")
+            name = distribution.__name__ if isinstance(distribution, type) else f"a {type(distribution).__name__}"
+            raise TypeError(f"distribution must be a class with argmax, as torch_struct.LinearChainCRF; got {name}")
         self.convention = convention_of(distribution, padded_axes, length_offset)
-        if reserved := arguments.keys() & {"log_potentials", "lengths"}:
-            raise TypeError(f"{sorted(reserved)[0]} comes with the potentials, not with the constructor")
         try:
             inspect.signature(distribution).bind(None, lengths=None, **arguments)
         except TypeError as error:
-            raise TypeError(f"{distribution.__name__} does not take {arguments}: {error}") from None
+            raise TypeError(f"distribution={distribution.__name__} does not take {arguments}: {error}") from None
         self.distribution: Any = distribution  # mypy takes no type[Any] for Hashable
         self.arguments = arguments
         self.custom_loss = loss_potentials
@@ -260,7 +254,7 @@ class TorchStruct(Structure):
         scores = potentials.single
         extents = self._extents(scores, potentials.lengths)
         with torch.inference_mode(False), torch.enable_grad():
-            found = torch.zeros(scores.shape, dtype=scores.dtype, device=scores.device)
+            labeling = torch.zeros(scores.shape, dtype=scores.dtype, device=scores.device)
             if len(scores):
                 box, cropped, real = self._crop(scores, extents)
                 cropped = cropped * per_row(self._scale(cropped), cropped)
@@ -268,14 +262,14 @@ class TorchStruct(Structure):
                     events = distribution.argmax.detach().to(scores.dtype)
                 if events.shape != cropped.shape or not bool((events == events.round()).all()):
                     raise RuntimeError(
-                        f"argmax of {self.distribution.__name__} must be an indicator shaped like the potentials "
-                        f"{list(cropped.shape)}; got {list(events.shape)} with numbers {events.unique()[:8].tolist()}"
+                        f"argmax of {self.distribution.__name__} must be an indicator {list(cropped.shape)}; got "
+                        f"{list(events.shape)} with numbers {events.unique()[:8].tolist()}"
                     )
-                found[box] = events * real
-        return Decoding(found)
+                labeling[box] = events * real
+        return Decoding(labeling)
 
     def marginals(self, potentials: Potentials) -> Marginals:
-        """The distribution's own marginals ``[B, *event]`` and log-partition.
+        """The distribution's marginals ``[B, *event]`` and log-partition.
 
         Raises:
             ValueError: As ``argmax``; or the potentials are so large that an output could score as much as
@@ -283,9 +277,7 @@ class TorchStruct(Structure):
             TypeError: The distribution has no marginals.
         """
         if not hasattr(self.distribution, "marginals"):
-            raise TypeError(
-                f"{self.distribution.__name__} has no marginals: use StructuredHinge, which needs a max oracle only"
-            )
+            raise TypeError(f"distribution={self.distribution.__name__} has no marginals: use StructuredHinge")
         scores, (name,) = potentials.single, potentials.tensors
         extents = self._extents(scores, potentials.lengths)
         with torch.inference_mode(False), torch.enable_grad():
@@ -295,8 +287,8 @@ class TorchStruct(Structure):
                 box, cropped, real = self._crop(scores, extents)
                 if bool((self._scale(cropped) < 1.0).any()):
                     raise ValueError(
-                        f"potentials reach {float(cropped.abs().max()):.3g}, too large for marginals of {self}: an "
-                        f"output could score more than {SCORE_LIMIT:g}, and torch-struct uses -1e5 for impossible parts"
+                        f"potentials reach {float(cropped.abs().max()):.3g}, too large for marginals: outputs must "
+                        f"score at most {SCORE_LIMIT:g}"
                     )
                 with self._instance(cropped, extents) as distribution:
                     mean[box] = distribution.marginals.detach().to(scores.dtype) * real
@@ -330,15 +322,12 @@ class TorchStruct(Structure):
                 counts = target.flatten(1).sum(1, dtype=torch.float64).clamp(min=1.0)
                 delta = delta / per_row(counts, delta)
             return delta, delta.new_zeros(len(delta))
-        found = self.custom_loss(target)
-        if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(t, Tensor) for t in found)):
-            raise ValueError(f"loss_potentials(target) must return the tensors (delta, constant), got {type(found)}")
-        delta, constant = found
-        if delta.shape != target.shape or constant.shape != target.shape[:1]:
-            raise ValueError(
-                f"loss_potentials(target) must return delta {list(target.shape)} and constant "
-                f"{list(target.shape[:1])}, got {list(delta.shape)} and {list(constant.shape)}"
-            )
+        pair = self.custom_loss(target)
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise ValueError(f"loss_potentials(target) must return (delta, constant), got a {type(pair).__name__}")
+        names = "delta of loss_potentials(target)", "constant of loss_potentials(target)"
+        shapes = target.shape, target.shape[:1]
+        delta, constant = (check_shape(*each, *shape) for *each, shape in zip(pair, names, shapes, strict=True))
         return delta, constant
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
@@ -350,44 +339,27 @@ class TorchStruct(Structure):
                 count); a part lies in the padding; an example has no part; a length is out of
                 range; or, with ``verify_targets``, a target is not an output.
         """
-        check_tensor(target, "target", " (it should hold events, shaped like the potentials)")
         scores = potentials.single
         extents = self._extents(scores, potentials.lengths)
-        if target.shape != scores.shape:
-            raise ValueError(
-                f"target has shape {list(target.shape)}; an event of {self} is shaped like its potentials, "
-                f"{list(scores.shape)}"
-            )
+        check_shape(target, "target", *scores.shape)
         if not target.is_floating_point():
             target = target.to(torch.int64)  # bool has no arithmetic
         known = bool(self.convention.layout)
         most = 1 if known else torch.finfo(scores.dtype).max
         wrong = ~((target >= 0) & (target <= most) & (target == target.round()))
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0, 0])
-            raise ValueError(
-                f"target must hold {'zeros and ones' if known else 'counts'}, "
-                f"got {target[wrong][0].item()} in {row_name(row)}"
-            )
+        reject_entries(wrong, target, "target has", f"give {'zeros and ones' if known else 'counts'}")
         outside = (target != 0) & ~self._real(target, extents)
-        if bool(outside.any()):
-            row, *event = outside.nonzero()[0].tolist()
-            raise ValueError(
-                f"target has a part at {event} in {row_name(row)}, which is padding: "
-                f"lengths[{row}] is {int(extents[row]) - self.convention.offset}"
-            )
-        if known and bool((empty := ~target.flatten(1).any(1)).any()):
-            raise ValueError(f"target has no part at all in {row_name(int(empty.nonzero()[0, 0]))}")
+        reject_entries(outside, target, "target has", "parts must lie within the length")
+        if known:
+            reject_rows(~target.flatten(1).any(1), "target has no part in {rows}: leave these examples out")
         target = target.to(scores.dtype)
-        if self.verify_targets and not bool((valid := self.is_output(target, potentials.lengths)).all()):
-            raise ValueError(
-                f"target is not an output of {self} in {row_name(int((~valid).nonzero()[0, 0]))}: "
-                f"no event of the distribution has exactly these parts"
-            )
+        if self.verify_targets:
+            valid = self.is_output(target, potentials.lengths)
+            reject_rows(~valid, "target of {rows} is not an output of the distribution: leave these examples out")
         return target
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """All but the padding."""
         (name,), scores = potentials.tensors, potentials.single
         return {name: self._real(scores, self._extents(scores, potentials.lengths))}
 
@@ -401,8 +373,8 @@ class TorchStruct(Structure):
             lengths: ``[B]`` int64, or None.
         """
         events = self.parts(labeling)
-        found = self.argmax(Potentials(2 * events - 1, lengths)).labeling
-        return (found == events).flatten(1).all(1)
+        best = self.argmax(Potentials(2 * events - 1, lengths)).labeling
+        return (best == events).flatten(1).all(1)
 
     def _extents(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
         """The size of the padded axes without padding, ``[B]``.
@@ -419,17 +391,13 @@ class TorchStruct(Structure):
         if not fits:
             shape = layout or f"[B, *event] with equal sizes of the padded axes {axes}"
             raise ValueError(f"potentials of {self} must be {shape}; got {list(scores.shape)}")
-        if scores.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"potentials of {self} must be float32 or float64, got {scores.dtype}")
         (size,) = sizes
         if lengths is None:
             return torch.full(scores.shape[:1], size, device=scores.device)
         extents = lengths.to(scores.device) + offset
         if bool(((extents < 1) | (extents > size)).any()):
-            raise ValueError(
-                f"lengths of {self} must lie between {1 - offset} and {size - offset} for potentials "
-                f"{list(scores.shape)}; got {int(lengths.min())} to {int(lengths.max())}"
-            )
+            low, high = int(lengths.min()), int(lengths.max())
+            raise ValueError(f"lengths must lie between {1 - offset} and {size - offset}, got {low} to {high}")
         return extents
 
     def _real(self, scores: Tensor, extents: Tensor) -> Tensor:
@@ -452,12 +420,8 @@ class TorchStruct(Structure):
         cropped = scores.detach()[box]
         real = self._real(cropped, extents)
         cropped = cropped.masked_fill(~real, 0.0)
-        if not bool(torch.isfinite(cropped).all()):
-            row = int((~torch.isfinite(cropped)).nonzero()[0, 0])
-            raise ValueError(
-                f"potentials of {row_name(row)} are not finite; a part that must not be chosen can "
-                f"have a large negative number, such as -1e6"
-            )
+        wrong = ~cropped.isfinite().flatten(1).all(1)
+        reject_rows(wrong, "potentials of {rows} are not finite: forbid a part by large negative numbers, as -1e6")
         return box, cropped, real
 
     def _scale(self, scores: Tensor) -> Tensor:
@@ -480,6 +444,5 @@ class TorchStruct(Structure):
             yield silent(self.distribution)(scores.requires_grad_(), lengths=lengths, **self.arguments)
 
     def __repr__(self) -> str:
-        """As users write it."""
         arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
         return f"TorchStruct({self.distribution.__name__}{arguments})"

@@ -1,4 +1,4 @@
-"""Forests: every example has its own trees, with features at nodes and edges."""
+"""Forests: each example has trees of its own, with features at nodes and edges."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_costs, check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_costs, check_int64, check_whole
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.common import Head, check_labels, check_lengths, fitting, weight
+from torchssvm.structures.common import Head, check_labels, check_lengths, check_shape, fitting, weight
 from torchssvm.structures.labelled import Labelled, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
@@ -55,6 +56,9 @@ class ForestPotentials(Potentials):
     def __init__(
         self, node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None = None, **options: Any
     ) -> None:
+        bound: dict[str, int] = {}
+        check_shape(node, "node", "B", "N", "K", bound=bound)
+        check_shape(edge, "edge", "B", "N", "K", "K", bound=bound)
         ragged = None if lengths is None else {"node": 0, "edge": 0}
         super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
         self.parent = apart(check_int64(parent, "parent", node.shape[:2], ", the parent of every node"))
@@ -64,7 +68,7 @@ class ForestLabeling(NamedTuple):
     """States, and the pairs that they make."""
 
     labels: Tensor  # ``[B, N]`` int64, -1 in the padding
-    # ``[B, N]`` int64, K times the state of the parent plus that of the node; -1 at roots and in the padding
+    # ``[B, N]`` int64, K times the parent's state plus the node's state; -1 at roots and in the padding
     pairs: Tensor
 
 
@@ -79,7 +83,7 @@ class Forest(Labelled):
         ValueError: ``num_states`` is less than 1, or ``class_weight`` has another number of costs.
     """
 
-    not_plain = "trees that differ from example to example are found by loops over single nodes"
+    not_plain = "trees that differ from example to example are decoded by loops over single nodes"
 
     settings = Structure.__repr__  # no attribute counts or caches
 
@@ -89,14 +93,14 @@ class Forest(Labelled):
         self.num_states = check_whole(num_states, "num_states")
         self.class_weight = check_costs(class_weight, "class_weight", num_states)
 
+    @override
     def argmax(self, potentials: Potentials) -> Decoding:
-        """Max-sum."""
         parent = potentials.parent  # type: ignore[attr-defined]
         labels, value = max_sum_tree(potentials["node"], potentials["edge"], parent, potentials.lengths)
         return Decoding(self._with_pairs(labels, parent), value)
 
+    @override
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each state of each node, ``[B, N, K]``."""
         parent, labels = potentials.parent, self.argmax(potentials).labeling.labels  # type: ignore[attr-defined]
         node = potentials["node"]
         return tree_margins(node, potentials["edge"], parent, node_depths(node, parent, potentials.lengths), labels)
@@ -114,23 +118,23 @@ class Forest(Labelled):
         batch, longest = node.shape[:2]
         real = check_lengths(lengths, batch, longest, target.device)
         check_labels(target, self.num_states, real)
-        node_depths(node, parent, lengths)  # the compiled loop decodes without a check
+        node_depths(node, parent, lengths)
         return self._with_pairs(target.masked_fill(~real, -1), parent)
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The nodes of each example, as ``ragged`` says, and the edges of those that have a parent."""
         parent = potentials.parent  # type: ignore[attr-defined]
         return {"edge": ((parent >= 0) & real_rows(potentials, "node"))[..., None, None]}
 
+    @override
     def resize(self, labelings: ForestLabeling, target: ForestLabeling) -> ForestLabeling:
-        """Stored labelings ``[B, C, N]``, cropped or padded to the nodes of this batch."""
         pairs = zip(labelings, target, strict=True)
-        return ForestLabeling(*(fit(held, like.shape[1:], self.padding) for held, like in pairs))
+        return ForestLabeling(*(fit(stored, like.shape[1:], self.padding) for stored, like in pairs))
 
     def _with_pairs(self, labels: Tensor, parent: Tensor) -> ForestLabeling:
         above = labels.gather(1, parent.clamp(min=0))
-        there = (parent >= 0) & (labels >= 0)
-        return ForestLabeling(labels, torch.where(there, above * self.num_states + labels, -1))
+        joined = (parent >= 0) & (labels >= 0)
+        return ForestLabeling(labels, torch.where(joined, above * self.num_states + labels, -1))
 
     def costs(self, target: ForestLabeling) -> Tensor:
         """The cost of a wrong state at each node: ``[B, N]`` float64, zero in the padding."""
@@ -183,11 +187,10 @@ class LinearForest(Head):
         if not isinstance(x, tuple) or len(x) != 4:
             raise TypeError(f"x must be ForestFeatures(nodes, edges, parent, forward), got a {type(x).__name__}")
         x = ForestFeatures(*x)
-        batch_nodes = check_tensor(x.nodes, "x.nodes").shape[:2]
-        wanted = ((*batch_nodes, self.node.shape[1]), (*batch_nodes, len(self.edge)), batch_nodes, batch_nodes)
-        for name, given, shape in zip(x._fields, x, wanted, strict=True):
-            if check_tensor(given, f"x.{name}").shape != shape or len(batch_nodes) != 2:
-                raise ValueError(f"x.{name} must have the shape {list(shape)}, got {list(given.shape)}")
+        batch = check_shape(x.nodes, "x.nodes", "B", "N", self.node.shape[1]).shape[:2]
+        check_shape(x.edges, "x.edges", *batch, len(self.edge))
+        check_shape(x.parent, "x.parent", *batch)
+        check_shape(x.forward, "x.forward", *batch)
         nodes, links = x.nodes.to(self.node.dtype), x.edges.to(self.node.dtype)
         turned = ~x.forward.bool()[..., None, None]
         edge = torch.einsum("bng,gkl->bnkl", links, self.edge)
@@ -199,10 +202,10 @@ class LinearForest(Head):
             return [v.transpose(1, 2) @ nodes, torch.einsum("bnkl,bng->bgkl", pairs, links), v.sum(1)]
 
         def gram_product(parts: Parts) -> Parts:
-            own, pairs, bias = adjoint(parts)
+            states, pairs, bias = adjoint(parts)
             change = torch.einsum("bng,bgkl->bnkl", links, pairs)
             return {
-                "node": nodes @ own.transpose(1, 2) + bias.unsqueeze(1),
+                "node": nodes @ states.transpose(1, 2) + bias.unsqueeze(1),
                 "edge": torch.where(turned, change.mT, change),
             }
 
@@ -218,5 +221,5 @@ class LinearForest(Head):
 
 
 def _indicators(labels: Tensor, states: int) -> Tensor:
-    found = torch.zeros(*labels.shape, states, device=labels.device)
-    return found.scatter_(2, labels.clamp(min=0).unsqueeze(2), (labels >= 0).to(found.dtype).unsqueeze(2))
+    parts = torch.zeros(*labels.shape, states, device=labels.device)
+    return parts.scatter_(2, labels.clamp(min=0).unsqueeze(2), (labels >= 0).to(parts.dtype).unsqueeze(2))

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.operators import full_precision, product, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.sparse_features import respond
-from torchssvm.structures.common import LinearHead, check_lengths, fitting, padded, weight
+from torchssvm.structures.common import LinearHead, check_lengths, check_shape, fitting, padded, weight
 from torchssvm.structures.tree.structure import Tree
 
 
@@ -53,13 +53,12 @@ class LinearTree(LinearHead):
         super().__init__()
         check_flags(bias=bias, shared=shared)
         in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
-        own = Tree(num_states, parent, shared=shared)
-        self.structure = fitting(
-            structure, lambda: own, "Tree(num_states, parent)", num_states=num_states, parent=own.parent, shared=shared
-        )
+        tree = Tree(num_states, parent, shared=shared)
+        settings = {"num_states": num_states, "parent": tree.parent, "shared": shared}
+        self.structure = fitting(structure, lambda: tree, "Tree(num_states, parent)", **settings)
         self.in_features = in_features
         self.node = weight(torch.zeros(num_states, in_features))
-        pairs = (num_states, num_states) if shared else (own.num_nodes, num_states, num_states)
+        pairs = (num_states, num_states) if shared else (tree.num_nodes, num_states, num_states)
         self.edge = weight(torch.zeros(pairs))
         self.bias = weight(torch.zeros(num_states)) if bias else None
 
@@ -79,10 +78,7 @@ class LinearTree(LinearHead):
         Raises:
             ValueError: A shape or a length does not fit.
         """
-        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.in_features or x.shape[1] > self.structure.num_nodes:
-            raise ValueError(
-                f"x must be [B, N, {self.in_features}] with N at most {self.structure.num_nodes}, got {list(x.shape)}"
-            )
+        check_shape(x, "x", "B", "N", self.in_features)
         batch, longest, _ = x.shape
         if lengths is None:
             lengths = upload(torch.full((batch,), longest), x.device)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import first_equal, largest_sum, set_row
-from torchssvm.core.arguments import check_scores, row_name
+from torchssvm.core.arguments import as_parents
 from torchssvm.core.launch import by_example, compiles, launch, plan
 from torchssvm.core.operators import apart, define, on_host, upload
 from torchssvm.core.triton_support import triton_available
-from torchssvm.structures.maxplus import (
-    add,
-    first_maximiser,
-    first_of_largest,
-    maxplus_rows,
-)
+from torchssvm.structures.common import reject_entries
+from torchssvm.structures.maxplus import add, first_maximiser, first_of_largest, maxplus_rows
 
 _NONE = np.empty(0, np.int64)
 _AT_ONCE = 2**24  # most numbers in a table of the torch operations
@@ -44,15 +42,11 @@ def max_sum_tree(
     Returns:
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best states.
 
-    Raises:
-        ValueError: Scores are not floating, shapes do not fit, a length is not in 1 to N, or ``parent`` has a cycle or
-            an unknown node.
     """
     return _operator(node, edge, parent, lengths)
 
 
 def _fake(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check_shapes(node, edge, parent, lengths)
     return node.new_empty(node.shape[:2], dtype=torch.int64), node.new_empty(node.shape[0])
 
 
@@ -77,12 +71,11 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
         each=states**2,
     )
     if max(bad, default=-1) >= 0:
-        node_depths(node, parent, lengths)  # raises the error that names the fault
+        node_depths(node, parent, lengths)  # raises an error that names the node
     return labels, value
 
 
 def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check_shapes(node, edge, parent, lengths)
     fits = node.shape[2] < 2**15 and node.shape[0] > 0  # back-pointers are int16
     if fits and triton_available() and compiles(node, edge):
         from torchssvm.structures.tree.triton import max_sum_tree_triton
@@ -91,25 +84,19 @@ def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None)
     return max_sum_tree_torch(node, edge, parent, lengths)
 
 
-def _check_shapes(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> None:
-    check_scores(node=node, edge=edge)
-    if node.ndim != 3 or not node.shape[1] or not node.shape[2]:
-        raise ValueError(f"node must be [B, N, K] with at least one node and one state, got {list(node.shape)}")
-    batch, longest, states = node.shape
-    shapes = (states, states), (batch, states, states), (batch, longest, states, states)
-    if edge.ndim < 2 or edge.ndim > 4 or edge.shape != shapes[edge.ndim - 2]:
-        raise ValueError(
-            f"edge must be [K, K], [B, K, K] or [B, N, K, K] for node [B, N, K] = {list(node.shape)}, "
-            f"got {list(edge.shape)}"
-        )
-    if parent.dtype != torch.int64 or (parent.shape != (longest,) and parent.shape != (batch, longest)):
-        raise ValueError(f"parent must be int64 [{longest}] or [B, {longest}], got {parent.dtype} {list(parent.shape)}")
-    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int64):
-        raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
+def check_parent(parent: Any) -> Tensor:
+    """The parents of nodes, int64 ``[N]``; ValueError if they do not form trees."""
+    tree = as_parents(parent)
+    node_depths(torch.empty(1, len(tree), 1), tree, None)
+    return tree
 
 
 def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
-    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding."""
+    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding.
+
+    Raises:
+        ValueError: The parents of an example do not form trees.
+    """
     batch, longest, _ = node.shape
     parent, lengths = on_host(parent).expand(batch, longest), None if lengths is None else on_host(lengths)
     size = torch.full((batch, 1), longest, device=parent.device) if lengths is None else lengths.unsqueeze(1)
@@ -123,23 +110,8 @@ def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
         above = ancestor.clamp(min=0)
         depth = depth + torch.where(ancestor >= 0, depth.gather(1, above), 0)
         ancestor = torch.where(ancestor >= 0, ancestor.gather(1, above), -1)
-    wrong_length = (size.squeeze(1) < 1) | (size.squeeze(1) > longest)
-    if bool((wrong_length | out.any(1) | (ancestor >= 0).any(1)).any()):
-        if bool(wrong_length.any()):
-            row = int(wrong_length.nonzero()[0])
-            raise ValueError(
-                f"lengths must lie between 1 and the padded length {longest}, got {int(size[row])} in {row_name(row)}"
-            )
-        if bool(out.any()):
-            row, v = out.nonzero()[0].tolist()
-            raise ValueError(
-                f"parent must hold nodes 0 to length - 1 = {int(size[row]) - 1}, or -1 at a root; "
-                f"got {int(parent[row, v])} for node {v} in {row_name(row)}"
-            )
-        row, v = (ancestor >= 0).nonzero()[0].tolist()
-        raise ValueError(
-            f"parent must describe trees, and node {v} in {row_name(row)} has no root above it: there is a cycle"
-        )
+    reject_entries(out, parent, "parent has", "give another node of the example, or -1 at a root")
+    reject_entries(ancestor >= 0, parent, "parent has", "nodes must lead to a root, and these lead in a circle")
     return upload(depth.masked_fill(~real, -1), node.device)
 
 
@@ -162,8 +134,8 @@ def max_sum_tree_torch(
             messages[rows[few], nodes[few]] = table.amax(2)
         above, place = parent[rows, nodes], rank[rows, nodes]
         for r in range(int(place.max()) + 1):  # siblings in ascending order
-            own = place == r
-            belief[rows[own], above[own]] += messages[rows[own], nodes[own]]
+            some = place == r
+            belief[rows[some], above[some]] += messages[rows[some], nodes[some]]
     labels = parent.new_full((batch, longest), -1)
     value = node.new_zeros(batch)
     first, last = levels[0] if levels else (depth[:0], depth[:0])
@@ -171,8 +143,8 @@ def max_sum_tree_torch(
     labels[first, last] = state_at
     order = _sibling_ranks(parent, torch.where(depth == 0, depth, -1))[first, last]
     for r in range(int(order.max()) + 1 if batch else 0):  # roots in ascending order
-        own = order == r
-        value[first[own]] += value_at[own]
+        some = order == r
+        value[first[some]] += value_at[some]
     for rows, nodes in levels[1:]:
         for few in torch.arange(len(rows), device=rows.device).split(max(1, _AT_ONCE // states)):
             state = labels[rows[few], parent[rows[few], nodes[few]]]
@@ -227,7 +199,7 @@ def decode(node, edges, parents, lengths, group, height, begin, end, memory, pla
         labels, value: ``[B, N]`` and ``[B]``, to be filled.
 
     Returns:
-        -1, or the first row whose length is not in 1 to N or whose parents do not form trees.
+        -1, or the first row whose parents do not form trees.
     """
     longest, states = node.shape[1], node.shape[2]
     size = group * longest * states
@@ -242,7 +214,7 @@ def decode(node, edges, parents, lengths, group, height, begin, end, memory, pla
             b = first + g
             length = lengths[b] if lengths.shape[0] else longest
             parent = parents[b if parents.shape[0] > 1 else 0]
-            if length < 1 or length > longest or not _find_depths(parent, length, depth[g]):
+            if not _find_depths(parent, length, depth[g]):
                 return b
             for v in range(length):
                 set_row(beliefs[g * longest + v], node[b, v], None, None)

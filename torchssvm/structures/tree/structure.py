@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole, row_name
+from torchssvm.core.arguments import check_flags, check_int64, check_whole, row_name
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
-from torchssvm.structures.common import check_labels, check_lengths
+from torchssvm.structures.common import check_labels, check_lengths, check_potentials
 from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, real_rows
 from torchssvm.structures.max_marginals import tree_margins
-from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
+from torchssvm.structures.tree.oracle import check_parent, max_sum_tree, node_depths
 
 
 class TreeDecoder(nn.Module):
@@ -93,7 +94,7 @@ class Tree(Labelled, Indexed):
     ) -> None:
         self.num_states = check_whole(num_states, "num_states")
         check_flags(shared=shared, normalize=normalize)
-        self.parent = _check_parent(parent)
+        self.parent = check_parent(parent)
         self.shared = shared
         self.normalize = normalize
         # For T = 1 to N: whether the first T nodes contain all their parents.
@@ -106,13 +107,13 @@ class Tree(Labelled, Indexed):
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Max-sum; ties go to the smallest state, chosen from the roots to the leaves."""
-        node = potentials["node"]
+        node, edge = self._checked(potentials)
         parent = upload(self.parent[: node.shape[1]], node.device)
-        labels, value = max_sum_tree(node, potentials["edge"], parent, potentials.lengths)
+        labels, value = max_sum_tree(node, edge, parent, potentials.lengths)
         return Decoding(labels, value)
 
+    @override
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each state of each node, ``[B, N, K]``."""
         node = potentials["node"]
         parent, labels = upload(self.parent[: node.shape[1]], node.device), self.argmax(potentials).labeling
         return tree_margins(node, potentials["edge"], parent, node_depths(node, parent, potentials.lengths), labels)
@@ -124,46 +125,46 @@ class Tree(Labelled, Indexed):
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check shapes, lengths and labels; write -1 beyond each length."""
-        if potentials.tensors.keys() != {"node", "edge"} or potentials["node"].ndim != 3:
-            raise ValueError(f"a tree takes potentials node [B, N, K] and edge, got {potentials}")
-        node, edge = potentials["node"], potentials["edge"]
+        node, _ = self._checked(potentials)
         batch, longest, states = node.shape
-        pairs = [batch, states, states] if self.shared else [batch, longest, states, states]
-        if states != self.num_states or longest > self.num_nodes or list(edge.shape) != pairs:
-            raise ValueError(
-                f"potentials of {self} must be node [B, N, {self.num_states}], N at most {self.num_nodes}, and edge "
-                f"{pairs}; got {list(node.shape)} and {list(edge.shape)}"
-            )
         check_int64(target, "target", (batch, longest), ", a state for each node")
-        held, lengths = on_host(target), None if potentials.lengths is None else on_host(potentials.lengths)
-        real = check_lengths(lengths, batch, longest, held.device)
+        labels, lengths = on_host(target), None if potentials.lengths is None else on_host(potentials.lengths)
+        real = check_lengths(lengths, batch, longest, labels.device)
         self.check_sizes([longest] if lengths is None else lengths.tolist())
-        check_labels(held, states, real)
-        return upload(held.masked_fill(~real, -1), node.device)
+        check_labels(labels, states, real)
+        return upload(labels.masked_fill(~real, -1), node.device)
 
+    def _checked(self, potentials: Potentials) -> list[Tensor]:
+        pairs: tuple[int | str, ...] = () if self.shared else ("N",)
+        shapes = {"node": ("B", "N", self.num_states), "edge": ("B", *pairs, self.num_states, self.num_states)}
+        scores = check_potentials(potentials, shapes)
+        if (longest := scores[0].shape[1]) > self.num_nodes:
+            raise ValueError(f"potentials have {longest} nodes, more than the {self.num_nodes} of the tree")
+        return scores
+
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The nodes of each example, and the edges of those that have a parent."""
         real = real_rows(potentials, "node")
-        own = {"node": real[..., None]}
+        nodes = {"node": real[..., None]}
         parent = upload(self.parent[: real.shape[-1]], real.device)
-        return own if self.shared else {**own, "edge": (real & (parent >= 0))[..., None, None]}
+        return nodes if self.shared else {**nodes, "edge": (real & (parent >= 0))[..., None, None]}
 
     def check_sizes(self, sizes: list[int]) -> None:
-        """Raise ValueError if the parent of a node is missing in an example of a batch; they have so many nodes."""
+        """Raise ValueError if the first nodes of an example, as many as ``sizes`` says, lack a parent."""
         for size in set(sizes):
             if not bool(self._closed[size - 1]):
                 v = int((self.parent[:size] >= size).nonzero()[0])
                 raise ValueError(
-                    f"{row_name(sizes.index(size))} has {size} nodes, and the parent of node {v} is "
-                    f"{int(self.parent[v])}: number the nodes so that the first nodes contain all their parents"
+                    f"lengths has {size} in {row_name(sizes.index(size))}, and the parent of node {v} is node "
+                    f"{int(self.parent[v])}: number parents first"
                 )
 
+    @override
     def _plain(self) -> nn.Module:
-        """Max-sum."""
         return TreeDecoder(self)
 
+    @override
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
-        """All K^N labelings."""
         batch, longest, states = potentials["node"].shape
         return every_labeling(states, check_lengths(potentials.lengths, batch, longest, potentials.device))
 
@@ -187,9 +188,3 @@ class Tree(Labelled, Indexed):
     def __repr__(self) -> str:
         parent = self.parent.tolist()
         return f"Tree({self.num_states}, {parent}, shared={self.shared}, normalize={self.normalize})"
-
-
-def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
-    tree = as_parents(parent)
-    max_sum_tree(torch.zeros(1, len(tree), 1), torch.zeros(1, 1), tree)  # raises if it is not a tree
-    return tree

@@ -19,7 +19,7 @@ _TILE = 64  # most states of a tile, for children and for parents
 def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
     """As :func:`torchssvm.structures.tree.oracle.max_sum_tree`, for tensors of one float dtype; K up to 32767.
 
-    ``depth`` ``[B, N]`` is that of each node, -1 in the padding.
+    ``depth`` ``[B, N]`` is the depth of each node, -1 in the padding.
     """
     batch, longest, states = node.shape
     labels = node.new_full((batch, longest), -1, dtype=torch.int64)
@@ -31,9 +31,9 @@ def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tenso
     by_tree = edge.stride(0) if edge.ndim > 2 else 0
     by_node = edge.stride(1) if edge.ndim > 3 else 0
     # The deepest first, siblings in ascending order, padding last.
-    held = on_host(depth)
-    order = upload(torch.where(held >= 0, -held, 1).argsort(dim=1, stable=True), depth.device)
-    size = upload((held >= 0).sum(1), depth.device)
+    levels = on_host(depth)
+    order = upload(torch.where(levels >= 0, -levels, 1).argsort(dim=1, stable=True), depth.device)
+    size = upload((levels >= 0).sum(1), depth.device)
     belief = node.detach().clone(memory_format=torch.contiguous_format)
     pointers = node.new_empty(batch, longest, states, dtype=torch.int16)
     tile = min(_TILE, max(2, triton.next_power_of_2(states)))
@@ -80,8 +80,8 @@ def _decode(
                     known = column < states
                     score = tl.load(belief + v * states + column, known, -float("inf"))
                     place = row.to(tl.int64)[:, None] * states + column[None, :]
-                    found = tl.load(matrix + place, inside[:, None] & known[None, :], 0.0) + score[None, :]
-                    best, index = tl.max(found, 1, return_indices=True, return_indices_tie_break_left=True)
+                    moved = tl.load(matrix + place, inside[:, None] & known[None, :], 0.0) + score[None, :]
+                    best, index = tl.max(moved, 1, return_indices=True, return_indices_tie_break_left=True)
                     better = best > highest  # ties go to the earlier tile
                     highest, chosen = tl.where(better, best, highest), tl.where(better, left + index, chosen)
                 # A NaN score may give any index: keep it within the states. They are read behind a barrier.
@@ -109,8 +109,8 @@ def _largest(scores, states, tile: tl.constexpr):
     state = 0
     for left in range(0, states, tile):
         column = left + tl.arange(0, tile)
-        found = tl.load(scores + column, column < states, -float("inf"))
-        highest, index = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+        some = tl.load(scores + column, column < states, -float("inf"))
+        highest, index = tl.max(some, 0, return_indices=True, return_indices_tie_break_left=True)
         if highest > best:
             best = highest
             state = left + index
