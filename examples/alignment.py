@@ -16,7 +16,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm.datasets import WordAlignmentData, alignment_errors
 from torchssvm.datasets.text.alignment_drawing import draw_alignments
-from torchssvm.lightning import DualityGap, GapBar, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, Report, StructuredSVM
 from torchssvm.models import align, alignment_matching, best_threshold, matching_links, threshold_links
 
 
@@ -57,7 +57,7 @@ def main(
     trainer = L.Trainer(
         accelerator=accelerator,
         max_epochs=-1,  # DualityGap ends the run
-        callbacks=[DualityGap(gap, max_passes=max_passes), GapBar(), result],
+        callbacks=[DualityGap(gap, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

@@ -16,7 +16,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm.datasets import CoNLL2000Data, chunk_scores
 from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks
-from torchssvm.lightning import DualityGap, GapBar, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, Report, StructuredSVM
 from torchssvm.models import chunking_chain
 
 
@@ -57,7 +57,7 @@ def main(
     trainer = L.Trainer(
         accelerator=accelerator,
         max_epochs=-1,  # DualityGap ends the run
-        callbacks=[DualityGap(gap, max_passes=max_passes), GapBar(), result],
+        callbacks=[DualityGap(gap, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

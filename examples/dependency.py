@@ -84,7 +84,7 @@ def main(
                 found[place] = heads
         its = attachment(found, sentences.sentences)
         scores |= {f"{name}_uas": its.uas, f"{name}_uas_without_punctuation": its.uas_without_punctuation}
-    result = RunReport.from_history(
+    result = RunReport(
         f"dependency parsing, {bank.path.name}, {among}",
         history,
         num_weights=features,

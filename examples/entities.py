@@ -84,7 +84,7 @@ def main(
         for tags in tests.tags_of(head.structure.decode(head(batch.x, batch.lengths)), batch.lengths)
     ]
     scores = chunk_scores([tests.tags(i) for i in range(len(tests))], found)
-    result = RunReport.from_history(
+    result = RunReport(
         f"named entities, {Path(files[0]).name}",
         history,
         num_weights=sum(p.numel() for p in head.parameters()),

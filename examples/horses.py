@@ -18,7 +18,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from torchssvm import Graphs, LinearGraph, Solver
 from torchssvm.datasets import GapDataModule, HorseSegmentation, PrecomputedGraphs
 from torchssvm.datasets.images.horse_drawing import draw_segmentations
-from torchssvm.lightning import DualityGap, GapBar, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, Report, StructuredSVM
 
 LAM = {
     True: 30.0,
@@ -74,7 +74,7 @@ def main(
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=math.ceil(max_passes),
-        callbacks=[DualityGap(gap, every_n_epochs=5, max_passes=max_passes), GapBar(), result],
+        callbacks=[DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

@@ -28,7 +28,7 @@ from torchssvm.datasets import (
     segmentation_scores,
 )
 from torchssvm.datasets.images.segmentation_augmentation import random_views, resized
-from torchssvm.lightning import DualityGap, GapBar, JointTraining, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, JointTraining, Report, StructuredSVM
 from torchssvm.models import ForegroundClassifier, PixelFeatures, RegionGraphs
 
 SIZE = (128, 160)  # of the images that the network sees
@@ -117,7 +117,7 @@ def main(
     head = LinearGraph(graphs.in_features, graphs.edge_features)
     model = StructuredSVM(head, lam, solver=Solver(bounds=bounds))
     result = Report(report, "horses, graph cuts on a U-Net" + (" (trained jointly)" if joint else ""))
-    callbacks = [DualityGap(gap, every_n_epochs=5, max_passes=max_passes), GapBar(), result]
+    callbacks = [DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result]
     L.Trainer(max_epochs=-1, callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)
     labels = [own for batch in loaders.test_dataloader() for own in model.decode(batch.x, batch.lengths).labels]
     print(f"test images, in pixels: {test.scores(labels)}")

@@ -17,7 +17,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm import Chain, SparseLinearChain
 from torchssvm.datasets import GapDataModule, LargeChains, WordChains
-from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, Report
+from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
 from torchssvm.solvers.gdmm import Penalty
 
 
@@ -64,7 +64,7 @@ def main(
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=max_passes,
-        callbacks=[DualityGap(gap, every_n_epochs=10, violation=violation), GapBar(), result],
+        callbacks=[DualityGap(gap, every_n_epochs=10, violation=violation), result],
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

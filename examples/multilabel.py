@@ -22,7 +22,7 @@ from torchssvm.core.batch import in_order
 from torchssvm.datasets import ByDensity, Multilabel, MultilabelData, Scaling, multilabel_scores
 from torchssvm.datasets.multilabel.dataset import NAMES
 from torchssvm.datasets.multilabel.drawing import draw_interactions, strongest_pairs
-from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, FactorwiseSVM, Report, StructuredSVM
 from torchssvm.solvers.figures import new_figure
 from torchssvm.solvers.gdmm import Penalty
 
@@ -99,7 +99,7 @@ def main(
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=max_passes,
-        callbacks=[proof, GapBar(), result],
+        callbacks=[proof, result],
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

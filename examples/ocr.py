@@ -16,7 +16,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from torchssvm import Relative, guess_lam
 from torchssvm.datasets import OCRData
 from torchssvm.datasets.ocr.drawing import draw_words
-from torchssvm.lightning import DualityGap, GapBar, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, Report, StructuredSVM
 from torchssvm.models import ocr_chain
 
 
@@ -51,7 +51,6 @@ def main(
         max_epochs=-1,  # DualityGap ends the run
         callbacks=[
             DualityGap(Relative(gap), max_passes=max_passes),
-            GapBar(),
             result := Report(report, "OCR, chain on pixels", draw_words),
         ],
         limit_val_batches=0,  # the test words wait until the end

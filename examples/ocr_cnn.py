@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchssvm import Relative
 from torchssvm.datasets import OCR, GapDataModule, PrecomputedFeatures
-from torchssvm.lightning import DualityGap, GapBar, JointTraining, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, JointTraining, Report, StructuredSVM
 from torchssvm.models import LetterClassifier, LetterFeatures, ocr_chain
 
 ADAMW = partial(torch.optim.AdamW, weight_decay=0.01)
@@ -88,7 +88,7 @@ def main(
         torch.set_num_threads(1)  # a step is too short to be shared between cores
     data = GapDataModule.from_datasets(train, test_dataset=test, batch_size=batch_size, seed=seed)
     result = Report(report, "OCR, chain on a CNN" + (" (trained jointly)" if joint else ""))
-    callbacks = [DualityGap(gap or Relative(0.01), max_passes=max_passes), GapBar(), result]
+    callbacks = [DualityGap(gap or Relative(0.01), max_passes=max_passes), result]
     L.Trainer(max_epochs=-1, callbacks=callbacks, **options).fit(model, data)
     return result
 

@@ -86,7 +86,7 @@ def main(
         save_checkpoint(report / "run.pt", optimizer=optimizer, sampler=sampler, history=kept)
         print(history[-1][0])
 
-    found = RunReport.from_history(
+    found = RunReport(
         "OCR, chain on pixels",
         history,
         num_weights=sum(p.numel() for p in head.parameters()),

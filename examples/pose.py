@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Subset
 from torchssvm import CacheOracle, Corrective, LinearPose, Solver
 from torchssvm.datasets import LSPET, GapDataModule, PoseTargets, PrecomputedFeatures, RandomViews
 from torchssvm.datasets.images.pose_drawing import draw_poses
-from torchssvm.lightning import DualityGap, GapBar, JointTraining, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, JointTraining, Report, StructuredSVM
 from torchssvm.models import JOINTS, PoseNetwork, body_bounds, body_nodes, body_pose
 from torchssvm.models.pose_network import STRIDE
 
@@ -120,7 +120,7 @@ def main(
     )
     model = StructuredSVM(LinearPose(structure), lam, net.outputs, solver=solver)
     result = Report(report, "poses, a tree of springs" + (" (network trained jointly)" if joint else ""))
-    callbacks = [DualityGap(gap, every_n_epochs=2, max_passes=max_passes, batch_size=16), GapBar(), result]
+    callbacks = [DualityGap(gap, every_n_epochs=2, max_passes=max_passes, batch_size=16), result]
     trainer = L.Trainer(
         accelerator=accelerator,
         max_epochs=math.ceil(20 * max_passes),  # most visits are answered by the cache

@@ -37,7 +37,7 @@ from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 
 from torchssvm import Batch, LinearChain, LinearSegments, MeanParts, Segments, Solver, certify  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, SpanF1, StructuredSVM, compiled_epochs  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, SpanF1, StructuredSVM, training_batches  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -57,7 +57,7 @@ def same(a: L.LightningModule, b: L.LightningModule) -> bool:
 @pytest.fixture(autouse=True)
 def four_parts(monkeypatch) -> None:
     """The compiled loop has as many batches an epoch as the loader."""
-    monkeypatch.setattr(compiled_epochs, "WHOLE", 3)
+    monkeypatch.setattr(training_batches, "WHOLE", 3)
 
 
 @functools.cache

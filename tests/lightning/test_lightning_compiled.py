@@ -28,8 +28,8 @@ from torchssvm import (  # noqa: E402
 )
 from torchssvm.core.batch import Batch  # noqa: E402
 from torchssvm.datasets.padded import PaddedDataset  # noqa: E402
-from torchssvm.lightning import DualityGap, StructuredSVM, compiled_epochs  # noqa: E402
-from torchssvm.lightning.compiled_epochs import EpochPart  # noqa: E402
+from torchssvm.lightning import DualityGap, StructuredSVM, training_batches  # noqa: E402
+from torchssvm.lightning.training_batches import EpochPart  # noqa: E402
 from torchssvm.solvers.compiled.solver import ProposedVisits  # noqa: E402
 from torchssvm.steps import CommonStep, ShortStep  # noqa: E402
 
@@ -239,7 +239,7 @@ def test_a_run_in_the_middle_of_an_epoch_goes_on_with_the_same_draws(words, tmp_
             if trainer.global_step == 2:
                 trainer.save_checkpoint(tmp_path / "run.ckpt")
 
-    monkeypatch.setattr(compiled_epochs, "WHOLE", 8)
+    monkeypatch.setattr(training_batches, "WHOLE", 8)
     for save, options in (("parts", {"compiled": False}), ("loader", {"compiled": None})):
         before = {"compiled": None} if save == "parts" else {"compiled": False}
         trainer(Save(), max_epochs=1).fit(chain(**before), loader(words))

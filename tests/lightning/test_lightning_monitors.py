@@ -16,7 +16,7 @@ from cases.short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
 
 from torchssvm import LinearChain, certify  # noqa: E402
-from torchssvm.lightning import DualityGap, FactorwiseSVM, StructuredSVM, compiled_epochs  # noqa: E402
+from torchssvm.lightning import DualityGap, FactorwiseSVM, StructuredSVM, training_batches  # noqa: E402
 
 NAMES = ("gap", "gap_age", "primal", "dual", "passes", "oracle_calls", "exact")
 
@@ -137,7 +137,7 @@ def test_a_patience_that_the_gap_cannot_meet_is_warned_of():
 @pytest.fixture(autouse=True)
 def four_parts(monkeypatch) -> None:
     """The compiled loop has as many batches an epoch as the loader."""
-    monkeypatch.setattr(compiled_epochs, "WHOLE", 3)
+    monkeypatch.setattr(training_batches, "WHOLE", 3)
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")

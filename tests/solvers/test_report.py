@@ -43,7 +43,7 @@ def certificate(passes: float = 1.0, gap: float = 0.5) -> Certificate:
 @pytest.fixture
 def report() -> RunReport:
     history = [Entry(certificate(k, 1.0 / k), 0.5 * k) for k in (1.0, 2.0, 4.0)]
-    return RunReport.from_history(
+    return RunReport(
         "letters",
         history,
         num_weights=42,
@@ -83,7 +83,7 @@ def test_the_files(report, tmp_path):
 
 def test_figures_that_are_not_finite_are_null_in_json(tmp_path):
     pytest.importorskip("matplotlib")
-    odd = RunReport.from_history(
+    odd = RunReport(
         "t", [(certificate(gap=-1e-9), math.inf)], num_weights=1, stopped_because="s", extra={"x": [math.nan]}
     )
     odd.write(tmp_path)
@@ -112,9 +112,9 @@ def test_the_picture_shows_primal_dual_and_gap_by_passes_and_by_seconds(report):
 
 def test_what_a_report_refuses(report):
     with pytest.raises(ValueError, match="history is empty"):
-        RunReport.from_history("t", [], num_weights=1, stopped_because="s")
+        RunReport("t", [], num_weights=1, stopped_because="s")
     with pytest.raises(ValueError, match=r"\['gap'\]"):
-        RunReport.from_history("t", report.history, num_weights=1, stopped_because="s", extra={"gap": 0.0}).to_dict()
+        RunReport("t", report.history, num_weights=1, stopped_because="s", extra={"gap": 0.0}).to_dict()
 
 
 # Plain decoding
@@ -127,7 +127,7 @@ def test_a_missing_matplotlib_names_the_extra_and_leaves_the_numbers(tmp_path):
         "from torchssvm.solvers.report import RunReport\n"
         "c = Certificate(1.0, 0.5, 0.5, True, 0.0, 10, 1.0, 0.1, 10, 0.1)\n"
         "try:\n"
-        f"    RunReport.from_history('t', [(c, 1.0)], num_weights=1, stopped_because='s').write({str(tmp_path)!r})\n"
+        f"    RunReport('t', [(c, 1.0)], num_weights=1, stopped_because='s').write({str(tmp_path)!r})\n"
         "except ImportError as error:\n"
         "    assert 'torchssvm[plot]' in str(error), error\n"
         "else:\n"
@@ -231,7 +231,7 @@ def test_a_run_of_words_end_to_end(tmp_path):
         history.append(Entry(certify(head, dual, batches), float(epoch)))
     found = evaluate(head, head.structure, batches)
     assert 0.0 < found.loss < found.example_error  # the loss is a word's share of wrong letters
-    report = RunReport.from_history(
+    report = RunReport(
         "words",
         history,
         num_weights=sum(p.numel() for p in head.parameters()),
@@ -255,7 +255,7 @@ def test_a_run_of_words_end_to_end(tmp_path):
 def test_a_report_of_a_relaxation_claims_no_gap_of_the_problem():
     pytest.importorskip("matplotlib")
     loose = replace(certificate(), exact=False, relaxed=True)
-    found = RunReport.from_history("t", [Entry(loose, 1.0)], num_weights=1, stopped_because="s")
+    found = RunReport("t", [Entry(loose, 1.0)], num_weights=1, stopped_because="s")
     for place in (content := found.to_dict()), content["history"][0]:
         assert (place["primal"], place["dual"], place["gap"]) == (0.7, None, None)
         assert (place["relaxed_primal"], place["relaxed_dual"], place["relaxed_gap"]) == (0.7, 0.7 - 0.5, 0.5)

@@ -109,7 +109,7 @@ def certificate(exact: bool) -> Certificate:
 def test_a_report_says_whether_the_oracle_was_exact(exact):
     pytest.importorskip("matplotlib")
     history = [Entry(certificate(True), 0.5), Entry(certificate(exact), 1.0)]
-    report = RunReport.from_history(
+    report = RunReport(
         "t",
         history,
         num_weights=1,

@@ -8,7 +8,6 @@ with needs("torchssvm.lightning needs Lightning: pip install 'torchssvm[lightnin
 from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.factorwise import FactorwiseSVM
-from torchssvm.lightning.gap_bar import GapBar
 from torchssvm.lightning.joint_training import HeadChoice, JointTraining
 from torchssvm.lightning.predicting import WritePredictions
 from torchssvm.lightning.report import Report
@@ -20,7 +19,6 @@ __all__ = [
     "AveragedWeights",
     "DualityGap",
     "FactorwiseSVM",
-    "GapBar",
     "HeadChoice",
     "JointTraining",
     "Report",

@@ -7,16 +7,18 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.gradients import evaluating
-from torchssvm.lightning.loaders import exact_pass_loader, find_dual, fit_of, in_precision, visible
+from torchssvm.lightning.fit import find_dual, fit_of, in_precision
+from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.running_average import Average, WeightedAverage
 
 
-class AveragedWeights(WeightAveraging):
+class AveragedWeights(Callback):
     """Averages the head's weights during a fit.
 
     The default is :class:`torchssvm.solvers.WeightedAverage` ([B13] Algorithm 4). The average restarts whenever the
@@ -41,17 +43,17 @@ class AveragedWeights(WeightAveraging):
         True
     """
 
-    certifies_its_average = True
-
     needs_batches = True
     """A compiled loop takes its batches from the training loader beside this callback."""
 
     def __init__(self, *, validate: bool = False, average: type[Average] = WeightedAverage) -> None:
-        super().__init__(use_buffers=False)
+        super().__init__()
         self.validate = validate
         self.average: Average | None = None
         self._make = average
         self._steps = 0  # dual.steps at the last call
+        self._averaged_step = 0  # trainer.global_step at the last call
+        self._averaged_epoch = -1  # the last epoch at whose end the average was updated
         self._validation = ExitStack()  # holds the average in the head
         self._loaded: dict[str, Any] | None = None
 
@@ -69,61 +71,64 @@ class AveragedWeights(WeightAveraging):
         """
         return self._existing().weights
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Do nothing: the optimizer, which knows the parameters to average, does not exist yet."""
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        """Whether to add the weights now, after a step or at the end of an epoch; override it for other moments.
 
+        Args:
+            step_idx: Index of the last step, None at the end of an epoch.
+            epoch_idx: Index of the last epoch, None after a step.
+        """
+        return step_idx is not None
+
+    @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the average."""
         dual = find_dual(trainer)
         self.average, self._steps = self._make(dual.parameters), dual.steps
         if trainer.ckpt_path is None:
             self._loaded = None
 
+    @override
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the average of the interrupted run: the optimizer's state is loaded by now."""
         self.on_train_start(trainer, pl_module)
 
+    @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the average of the interrupted run."""
         state, self._loaded = self._loaded, None
         if state is not None and self.average is not None:
             self.average.load_state_dict(state)
             self._steps = find_dual(trainer).steps
 
+    @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add the weights after the step to the average."""
         average, dual = self._existing(), find_dual(trainer)
         if dual.steps > self._steps:
             self._steps = dual.steps
-            self._latest_update_step = trainer.global_step
+            self._averaged_step = trainer.global_step
             if self.should_update(step_idx=trainer.global_step - 1):
                 average.update()
-        elif trainer.global_step > self._latest_update_step:  # another optimizer moved the features
-            self._latest_update_step = trainer.global_step
+        elif trainer.global_step > self._averaged_step:  # another optimizer moved the features
+            self._averaged_step = trainer.global_step
             average.reset()
 
+    @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Add the weights to the average if ``should_update`` counts epochs."""
-        if trainer.current_epoch > self._latest_update_epoch and self.should_update(epoch_idx=trainer.current_epoch):
-            self._latest_update_epoch = trainer.current_epoch
+        if trainer.current_epoch > self._averaged_epoch and self.should_update(epoch_idx=trainer.current_epoch):
+            self._averaged_epoch = trainer.current_epoch
             self._existing().update()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the trained weights in the head."""
-
+    @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Put the average into the head for validation, if ``validate``."""
         if self.validate and trainer.training is False and self.count:
             self._validation.enter_context(self.applied(pl_module))
 
+    @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Put the trained weights back."""
         self._validation.close()
 
+    @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Put the trained weights back if validation was interrupted."""
         self._validation.close()
 
     @contextmanager
@@ -144,32 +149,21 @@ class AveragedWeights(WeightAveraging):
         """
         loader = exact_pass_loader(fit_of(trainer, pl_module).training_loader)
         with evaluating(pl_module), self._existing().apply():
-            return certify(
-                in_precision(trainer, pl_module),
-                find_dual(trainer),
-                visible(trainer, loader, "Certifying"),
-                refresh=False,
-            )
+            return certify(in_precision(trainer, pl_module), find_dual(trainer), loader, refresh=False)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """The average, and the step and epoch of its last update."""
         return {
-            "latest_update_step": self._latest_update_step,
-            "latest_update_epoch": self._latest_update_epoch,
+            "latest_update_step": self._averaged_step,
+            "latest_update_epoch": self._averaged_epoch,
             "average": None if self.average is None else self.average.state_dict(),
         }
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the average until the fit begins."""
-        self._latest_update_step = state_dict["latest_update_step"]
-        self._latest_update_epoch = state_dict["latest_update_epoch"]
+        self._averaged_step = state_dict["latest_update_step"]
+        self._averaged_epoch = state_dict["latest_update_epoch"]
         self._loaded = state_dict["average"]
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the trained weights in the checkpoint; the average is in this callback's ``state_dict``."""
-
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Do nothing: ``load_state_dict`` keeps the average."""
 
     def _existing(self) -> Average:
         if self.average is None:

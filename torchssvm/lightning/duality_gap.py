@@ -11,14 +11,16 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.packages import warn
-from torchssvm.lightning.loaders import Fit, exact_pass_loader, fit_of, in_precision, visible
-from torchssvm.lightning.refusals import refuse_averages
+from torchssvm.lightning.fit import Fit, fit_of, in_precision
+from torchssvm.lightning.loaders import exact_pass_loader
+from torchssvm.lightning.refusals import refuse_callbacks
 from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
 from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.report import Entry, History
@@ -63,8 +65,7 @@ class DualityGap(Callback):
     ``relaxed_dual``. On chains it is the gap itself, on label sets see
     :class:`torchssvm.solvers.gdmm.FactorwiseCertificate`.
 
-    Beside :class:`GapBar` a run has one line of progress. Lightning's own bars show gap, dual and passes, which rich's
-    wraps at 80 columns.
+    Lightning's progress bars show gap, dual and passes.
 
     Args:
         tolerance: Stop when the certified gap, with :class:`FactorwiseSVM` that of the relaxation, is at most this: a
@@ -75,8 +76,7 @@ class DualityGap(Callback):
         batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Unused if a
             compiled loop or GDMM holds the examples.
         violation: :class:`FactorwiseSVM` stops only if the mean consistency violation is at most this; 0 to 1.
-        schedule: When passes are made, as in :func:`torchssvm.solve`; asked every quarter of an epoch, or after every
-            step of the compiled loop where nothing else follows epochs, see :class:`StructuredSVM`. None is
+        schedule: When passes are made, as in :func:`torchssvm.solve`; asked every quarter of an epoch. None is
             ``WhenEstimated()``. Its answers must follow from the dual's counters and the certificates.
 
     Attributes:
@@ -124,7 +124,8 @@ class DualityGap(Callback):
         self.batch_size = batch_size
         self.history: History = []
         self.stopped_because: str | None = None
-        self._in_bar: tuple[str, ...] = ()  # metrics of Lightning's own progress bars
+        self._in_bar: tuple[str, ...] = ()  # metrics of Lightning's progress bars
+        self._last_batch = False  # whether the last batch of the epoch was trained
         self._certified_step = -1  # trainer.global_step of the last certificate
         self._certified_epoch = -1  # trainer.current_epoch of the last certificate
         self._last_epoch = -1  # the last epoch whose end was handled
@@ -135,15 +136,11 @@ class DualityGap(Callback):
         self._start_metrics: dict[str, float] = {}  # of the last epoch of the first stage of JointTraining
 
     @property
-    def several_epochs(self) -> bool:
-        """Whether the epochs between two exact passes may be made at once, where nothing else follows epochs."""
-        return self.every_n_epochs is None
-
-    @property
     def certificate(self) -> Certificate | None:
         """The last certificate; None before the first one."""
         return self.history[-1].certificate if self.history else None
 
+    @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse callbacks that replace the trained weights; warn of a patience shorter than ``every_n_epochs``.
 
@@ -152,7 +149,7 @@ class DualityGap(Callback):
         """
         if stage != "fit":
             return
-        refuse_averages(trainer)
+        refuse_callbacks(trainer)
         usual = self.every_n_epochs or _EPOCHS
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             patience = callback.patience if isinstance(callback, EarlyStopping) else usual
@@ -163,8 +160,8 @@ class DualityGap(Callback):
                     f"{usual}. Give it patience={2 * usual}, or every_n_epochs=1 here"
                 )
 
+    @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock; a run that is not resumed clears the history."""
         if trainer.ckpt_path is None:
             self.history, self._certified_step, self._paced = [], -1, {}
             # a second fit continues the trainer's count
@@ -178,8 +175,8 @@ class DualityGap(Callback):
             self.pacing.resume(self._paced, [entry.certificate for entry in self.history])
         self._start = clock() - (self.history[-1].seconds if self.history else 0.0)
 
+    @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """In a resumed run, handle the end of the epoch before the checkpoint, and stop if the gap is reached."""
         fit = fit_of(trainer, pl_module)
         if not fit.solves_head:
             return
@@ -189,11 +186,12 @@ class DualityGap(Callback):
             self._certified_epoch = trainer.current_epoch - 1
             self._publish(trainer, fit)
 
+    @override
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Ask every quarter of an epoch whether a pass is due, and stop within the epoch if the gap is reached."""
         total = trainer.num_training_batches
+        self._last_batch = batch_idx + 1 == total
         quarter = 1 if math.isinf(total) else math.ceil(total / 4)
         if self.pacing is None or ((batch_idx + 1) % quarter and batch_idx + 1 != total):
             return
@@ -203,16 +201,16 @@ class DualityGap(Callback):
             self._publish(trainer, fit)
             self._stop_if_reached(trainer)
 
+    @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify before the validation that ends the epoch, after which callbacks may save weights by their gap."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
-        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if self._last_batch:
             with torch.inference_mode(False), torch.no_grad():  # tensors made here are trained further
                 self._end_epoch(trainer, pl_module, trainer.current_epoch)
 
+    @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify if it is due and validation has not done so, and log."""
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
         if not self.history:
             return
@@ -226,20 +224,20 @@ class DualityGap(Callback):
         pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
         pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
 
+    @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify the final weights."""
         self.finish(trainer, pl_module)
 
+    @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify a resumed run that had nothing left to train."""
         self.finish(trainer, pl_module)
 
+    @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Record that the run was interrupted."""
         self.stopped_because = f"interrupted: {type(exception).__name__}" + (f": {exception}" if str(exception) else "")
 
+    @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Stop the worker processes, and let go of the dual."""
         self._loader = None
         if self.pacing is not None:
             self._paced, self.pacing = self.pacing.state_dict(), None
@@ -359,8 +357,8 @@ class DualityGap(Callback):
             return f"max_epochs={trainer.max_epochs} reached, {short}"
         return f"stopped by another callback, {short}"
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """The history as numbers, and the step and epoch of the last certificate."""
         return {
             "history": [{**dataclasses.asdict(c), "at": seconds} for c, seconds in self.history],
             "certified_step": self._certified_step,
@@ -369,8 +367,8 @@ class DualityGap(Callback):
             **(self._paced if self.pacing is None else self.pacing.state_dict()),
         }
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the history of the interrupted run."""
         entries = [dict(entry) for entry in state_dict["history"]]
         self.history = [Entry(seconds=entry.pop("at"), certificate=_read(entry)) for entry in entries]
         self._certified_step = state_dict["certified_step"]
@@ -386,7 +384,7 @@ def _read(entry: dict[str, Any]) -> Certificate:
 def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit: Fit) -> dict[str, float]:
     """Figures of a head that is trained together with its features: the dual has not taken a step."""
     dual, loader = fit.dual, exact_pass_loader(fit.training_loader)
-    batches = map(as_batch, map(trainer.precision_plugin.convert_input, visible(trainer, loader, "Primal")))
+    batches = map(as_batch, map(trainer.precision_plugin.convert_input, loader))
     with evaluating(pl_module):
         found = primal(
             in_precision(trainer, pl_module),

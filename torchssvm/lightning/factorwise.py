@@ -8,13 +8,15 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.loaders import exact_pass_loader
+from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
+from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, Penalty, SortedOracle
 from torchssvm.solvers.gdmm.solver import GDMM, check_kind
@@ -106,13 +108,16 @@ class FactorwiseSVM(Predicting):
         self.follow_features()
         return self.gdmm.certify()
 
+    @override
     def configure_callbacks(self) -> list[Callback]:
-        """Refuse settings of the trainer that do not work here, in the first hook of a run; no callbacks."""
-        check_trainer(self.trainer, averages=False)
+        check_trainer(self.trainer)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, AveragedWeights):
+                raise ValueError("AveragedWeights averages the weights of BCFW's steps, and GDMM has none: remove it")
         return []
 
+    @override
     def setup(self, stage: str) -> None:
-        """Refuse several processes and devices other than the CPU."""
         if stage == "fit" and self.trainer.world_size > 1:
             raise ValueError(f"world size {self.trainer.world_size}: GDMM runs in one process. Use Trainer(devices=1)")
         if stage == "fit" and self.trainer.strategy.root_device.type != "cpu":
@@ -120,10 +125,11 @@ class FactorwiseSVM(Predicting):
                 f"the trainer runs on {self.trainer.strategy.root_device}, and GDMM needs Trainer(accelerator='cpu')"
             )
 
+    @override
     def configure_optimizers(self) -> GDMM:
-        """GDMM on the features of the training set."""
         run, n = self._run, self.begin_fit()
-        if run.sampler is not None:
+        assert run.batches is not None
+        if run.batches.gap_sampler is not None:
             raise ValueError(
                 "FactorwiseSVM visits every example in a pass: give the loader shuffle=True, no GapBatchSampler"
             )
@@ -142,7 +148,7 @@ class FactorwiseSVM(Predicting):
         # Tensors that computing the features changes, such as a count of calls, are not watched.
         self._kept = {name: at for name, at in self._versions().items() if before.get(name, at) == at}
         if run.resume is not None:
-            run.resume.rewind(None)
+            run.resume.own_random().restore()
         return optimizer
 
     def _batches(self) -> Iterator[Batch]:
@@ -174,12 +180,12 @@ class FactorwiseSVM(Predicting):
                 "the features moved during the fit: leave them alone, or use StructuredSVM(joint=JointTraining())"
             )
 
+    @override
     def on_train_epoch_start(self) -> None:
-        """Refuse features that have changed."""
         self.follow_features()
 
+    @override
     def on_train_epoch_end(self) -> None:
-        """Refuse features that have changed in the last epoch."""
         super().on_train_epoch_end()
         self.follow_features()
 

@@ -21,7 +21,8 @@ from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.structure import Structure
-from torchssvm.lightning.loaders import in_precision, of_all, same_buffers, share_of
+from torchssvm.lightning.fit import of_all, same_buffers, share_of
+from torchssvm.lightning.loaders import in_precision
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.certificate import weights_kept, write
@@ -258,18 +259,17 @@ class JointRun:
             return
         random, solved = RandomState(), [parameter.detach().clone() for parameter in module.head.parameters()]
         solved_loss = _validate(module, loaders)
+        kept = "solved"  # also where an interrupt ends the validation
         try:
             write(self.weights, module.head.parameters())
             joint_loss = _validate(module, loaders)
-        except BaseException:  # an interrupt: the head keeps the weights of its dual
-            with undisturbed():
-                write(solved, module.head.parameters())
-                module.dual.remember_weights()
-            raise
-        self.choice = choice = HeadChoice("joint" if joint_loss < solved_loss else "solved", joint_loss, solved_loss)
-        if choice.kept == "solved":
-            write(solved, module.head.parameters())
-            module.dual.remember_weights()  # the same bits
+            kept = "joint" if joint_loss < solved_loss else "solved"
+        finally:
+            if kept == "solved":
+                with undisturbed():
+                    write(solved, module.head.parameters())
+                    module.dual.remember_weights()  # the same bits
+        self.choice = choice = HeadChoice(kept, joint_loss, solved_loss)
         random.restore()
         rank_zero_info(str(choice))
 
@@ -300,8 +300,9 @@ def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
         return []
     if trainer.val_dataloaders is None:
         trainer.fit_loop.epoch_loop.val_loop.setup_data()
-    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
-    loaders = [] if combined is None else combined.flattened
+    given = trainer.val_dataloaders
+    given = list(given.values()) if isinstance(given, dict) else given
+    loaders = given if isinstance(given, list | tuple) else [] if given is None else [given]
     return [pair for pair in zip(loaders, trainer.num_val_batches, strict=True) if pair[1]]
 
 

@@ -12,10 +12,10 @@ from typing import Any, TextIO
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.cloud_io import _load
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import BasePredictionWriter
-from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
+from typing_extensions import override
 
 from torchssvm.core.batch import Batch, as_batch, device_of, to_device
 from torchssvm.core.gradients import apply_features, check_padded_ids
@@ -44,8 +44,8 @@ class Loading(L.LightningModule):
     features: nn.Module | None
     structure: Structure
 
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the description of head, features and structure."""
         super().on_save_checkpoint(checkpoint)
         own = getattr(self.head, "structure", None)
         checkpoint[_KEY] = {
@@ -55,7 +55,7 @@ class Loading(L.LightningModule):
             "structure": None if self.structure is own else _entry(self.structure),
         }
 
-    @_restricted_classmethod
+    @classmethod
     def load_from_checkpoint(
         cls,
         checkpoint_path: Any,
@@ -117,9 +117,10 @@ def _read(path: Any, weights_only: bool) -> dict[str, Any]:
     if isinstance(path, str | Path) and Path(path).is_file():
         return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
     if isinstance(path, str | Path):
-        return _load(path, map_location="cpu", weights_only=weights_only)
+        with get_filesystem(path).open(str(path), "rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=weights_only)
     start = path.tell()
-    checkpoint = _load(path, map_location="cpu", weights_only=weights_only)
+    checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
     path.seek(start)
     return checkpoint
 
@@ -208,12 +209,12 @@ class Predicting(Loading, Resumable):
         """Log task loss and errors of plain decoding."""
         self._evaluate(batch, "val")
 
+    @override
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log task loss and errors of plain decoding."""
         self._evaluate(batch, "test")
 
+    @override
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Labeling:
-        """The highest-scoring outputs of the batch."""
         batch = as_batch(batch)
         return self.decode(batch.x, batch.lengths)
 
@@ -278,14 +279,15 @@ class WritePredictions(BasePredictionWriter):
         self.path = Path(path)
         self._file: TextIO | None = None
 
+    @override
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Open the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         path = self.path
         if trainer.world_size > 1:
             path = path.with_name(f"{path.stem}.{trainer.global_rank}{path.suffix}")
         self._file = path.open("w", encoding="utf-8")
 
+    @override
     def write_on_batch_end(
         self,
         trainer: L.Trainer,
@@ -296,14 +298,13 @@ class WritePredictions(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Write the examples of a batch."""
         assert self._file is not None
         for row, index in enumerate(batch.index.tolist()):
             length = None if batch.lengths is None else int(batch.lengths[row])
             print(json.dumps({"index": index, "labeling": _row(prediction, row, length)}), file=self._file)
 
+    @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -22,21 +22,22 @@ _INEXACT = ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transform
 
 _ABSURD = 1e8  # no trained network has weights as large
 
+_AVERAGE = "leaves averaged weights in the place of those that are certified: use torchssvm.lightning.AveragedWeights()"
 _REFUSED = {
-    GradientAccumulationScheduler: "accumulates: every batch takes an exact step of its own. Remove it. Use larger "
-    "batches instead",
-    LearningRateFinder: "searches in vain: the step is exact, so there is no learning rate to find: remove it",
-    BatchSizeFinder: "trains on loaders of its own, and a fit has one dual for one loader: remove it, and give the "
-    "loader its batch size",
-    ModelPruning: "changes the trained weights, which are a function of the dual: remove it, and prune after the fit",
+    GradientAccumulationScheduler: "accumulates, and every batch takes an exact step: use larger batches instead",
+    LearningRateFinder: "has nothing to do: the step is exact, so there is no learning rate to find",
+    BatchSizeFinder: "trains on loaders of its own, and a dual is of one loader: give the loader its batch size",
+    ModelPruning: "changes the trained weights, which are a function of the dual: prune after the fit",
+    StochasticWeightAveraging: _AVERAGE,
+    WeightAveraging: _AVERAGE,
 }
 
 
-def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
-    """Refuse settings that contradict a fit; called from ``configure_callbacks``, the first hook of a run.
+def check_trainer(trainer: L.Trainer) -> None:
+    """Refuse settings that contradict exact steps; called from ``configure_callbacks``, the first hook of a run.
 
     Lightning itself checks clipping and accumulation after that hook, and advises automatic optimisation, which is
-    impossible here. ``averages`` says whether ``AveragedWeights`` can average the weights.
+    impossible here.
 
     Raises:
         ValueError: The trainer clips or accumulates gradients or rounds weights; a callback accumulates, prunes,
@@ -45,46 +46,26 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
     """
     if trainer.state.fn != TrainerFn.FITTING:
         return
-    clip = trainer.gradient_clip_val
-    if clip is not None and clip > 0:
+    if clip := trainer.gradient_clip_val:
+        raise ValueError(f"gradient_clip_val={clip} would change the exact step: use JointTraining(clip=...)")
+    if (batches := trainer.accumulate_grad_batches) != 1:
         raise ValueError(
-            f"Trainer(gradient_clip_val={clip}) would change the exact step. Remove gradient_clip_val; "
-            "JointTraining(clip=...) clips where network and head are trained together"
-        )
-    if trainer.accumulate_grad_batches != 1:
-        raise ValueError(
-            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}): every batch takes an exact step of "
-            "its own. Remove accumulate_grad_batches. Use larger batches instead, or JointTraining(accumulate=...), "
-            "which accumulates where network and head are trained together"
+            f"accumulate_grad_batches={batches}: every batch takes an exact step. Use larger batches instead, or "
+            "JointTraining(accumulate=...)"
         )
     if str(trainer.precision) in _INEXACT:
-        raise ValueError(
-            f"Trainer(precision='{trainer.precision}') is too coarse: use 'bf16-mixed', '32-true' or '64-true'"
-        )
-    if getattr(trainer.lightning_module, "_compiler_ctx", None) is not None:
+        raise ValueError(f"precision='{trainer.precision}' is too coarse: use 'bf16-mixed', '32-true' or '64-true'")
+    if "training_step" in vars(trainer.lightning_module):  # Lightning's way with a module that torch compiled
         raise ValueError("torch.compile(model) compiles the exact step too: give features=torch.compile(features)")
-    refuse_averages(trainer, possible=averages)
+    refuse_callbacks(trainer)
+
+
+def refuse_callbacks(trainer: L.Trainer) -> None:
+    """Refuse callbacks that contradict exact steps or certificates."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ValueError(f"{type(callback).__name__} {why}")
-
-
-def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
-    """Refuse callbacks that leave an average in the module: the certificate is for the trained weights.
-
-    ``possible`` says whether ``AveragedWeights`` can average them.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        name = type(callback).__name__
-        if not isinstance(callback, StochasticWeightAveraging | WeightAveraging):
-            continue
-        certifies = getattr(callback, "certifies_its_average", False)  # AveragedWeights and its subclasses
-        if certifies and not possible:
-            raise ValueError(f"{name} averages the weights of BCFW's steps, and this fit has none: remove it")
-        if not certifies:
-            way = "use torchssvm.lightning.AveragedWeights(), which certifies its average" if possible else "remove it"
-            raise ValueError(f"{name} leaves averaged weights in the place of those that are certified: {way}")
 
 
 def check_start(features: nn.Module, head: nn.Module) -> None:

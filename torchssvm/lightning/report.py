@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from torchssvm.compiler.jit import compiling_seconds
 from torchssvm.core.batch import Batch, apply_head, to_device
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap
-from torchssvm.lightning.loaders import exact_pass_loader, fit_of, in_precision, of_all
+from torchssvm.lightning.fit import fit_of, in_precision, of_all
+from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.report import RunReport
 
@@ -63,13 +66,13 @@ class Report(Callback):
         self.report: RunReport | None = None
         self._own = DualityGap(tolerance=0.0)
 
+    @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock, in case there is no ``DualityGap``."""
         self.report = None
         self._own.on_fit_start(trainer, pl_module)
 
+    @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify, evaluate and write."""
         gap = self._gap(trainer)
         gap.finish(trainer, pl_module)
         if not gap.history:  # the fit ended in the first stage of JointTraining
@@ -77,31 +80,30 @@ class Report(Callback):
         if (choose_head := getattr(pl_module, "choose_head", None)) is not None:
             choose_head()
         fit = fit_of(trainer, pl_module)
-        structure = fit.dual.structure
-        tests = _test_batches(trainer, pl_module)
+        loaders = {"train": exact_pass_loader(fit.training_loader, gap.batch_size), "test": _test_batches(trainer)}
         forward = in_precision(trainer, pl_module)
         with evaluating(pl_module):
-            train = exact_pass_loader(fit.training_loader, gap.batch_size)
-            on_train = of_all(evaluate(forward, structure, train, pl_module.device))
-            on_test = None if tests is None else of_all(evaluate(forward, structure, tests, pl_module.device))
-        self._write(trainer, pl_module, gap, train=on_train, test=on_test)
+            evaluations = {
+                name: of_all(evaluate(forward, fit.dual.structure, loader, pl_module.device))
+                for name, loader in loaders.items()
+                if loader is not None
+            }
+        self._write(trainer, pl_module, gap, **evaluations)
 
+    @override
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Write the certificates of a run that was interrupted from the keyboard."""
         gap = self._gap(trainer)
         if isinstance(exception, KeyboardInterrupt) and gap.history:
             gap.on_exception(trainer, pl_module, exception)
             self._write(trainer, pl_module, gap)
-            _print(trainer, self.report)
+            rank_zero_only(print)(self.report)
 
+    @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print the table below the progress bar, also for a resumed run that had nothing left to train."""
         if self.report is None:
             self.on_train_end(trainer, pl_module)
-        if self.report is None:
-            _print(trainer, self._gap(trainer).stopped_because)
-            return
-        _print(trainer, f"{self.report}\n{'written to'.ljust(16)}  {self.folder}")
+        text = self._gap(trainer).stopped_because if self.report is None else f"{self.report}\nwritten to {self.folder}"
+        rank_zero_only(print)(text)
 
     def _gap(self, trainer: L.Trainer) -> DualityGap:
         return next((c for c in trainer.callbacks if isinstance(c, DualityGap)), self._own)  # type: ignore[attr-defined]
@@ -110,7 +112,7 @@ class Report(Callback):
         fit = fit_of(trainer, pl_module)
         seed = os.environ.get("PL_GLOBAL_SEED")
         dataset = fit.training_loader.dataset
-        self.report = RunReport.from_history(
+        self.report = RunReport(
             self.task if self.task is not None else str(dataset).partition(" object at")[0].strip("<"),
             gap.history,
             num_weights=sum(p.numel() for p in fit.dual.parameters),
@@ -126,35 +128,26 @@ class Report(Callback):
         )
         if not trainer.is_global_zero:
             return
-        batches = _test_batches(trainer, pl_module) if self.draw_examples is not None and evaluations else None
-        self.report.write(
-            self.folder, None if batches is None else lambda figure: self._draw(pl_module, batches, figure)
-        )
+        batches = _test_batches(trainer) if self.draw_examples is not None and evaluations else None
+        draw = None if batches is None else partial(self._draw, pl_module, next(iter(batches)))
+        self.report.write(self.folder, draw)
 
-    def _draw(self, pl_module: L.LightningModule, batches: Iterable[Batch], figure: Any) -> None:
+    def _draw(self, pl_module: L.LightningModule, batch: Batch, figure: Any) -> None:
         assert self.draw_examples is not None
-        batch = to_device(next(iter(batches)), pl_module.device)
+        batch = to_device(batch, pl_module.device)
         structure = fit_of(pl_module.trainer, pl_module).dual.structure
         with evaluating(pl_module):
             labeling = as_decoding(structure.argmax(apply_head(pl_module, batch).detach())).labeling
         self.draw_examples(figure, batch, labeling)
 
 
-def _print(trainer: L.Trainer, text: Any) -> None:
-    """Print once, however many processes there are."""
-    if trainer.is_global_zero:
-        print(text)
-
-
-def _test_batches(trainer: L.Trainer, pl_module: L.LightningModule) -> Iterable[Batch] | None:
+def _test_batches(trainer: L.Trainer) -> Iterable[Batch] | None:
     """The batches of the test loaders, else of the validation loaders, else None; of several processes, a part each."""
     loaders: Any = trainer.val_dataloaders
-    for owner in (trainer.datamodule, pl_module):  # type: ignore[attr-defined]
+    for owner in (trainer.datamodule, trainer.lightning_module):  # type: ignore[attr-defined]
         if owner is not None and is_overridden("test_dataloader", owner):
             loaders = owner.test_dataloader()
             if trainer.world_size > 1 and isinstance(loaders, DataLoader):
-                loaders = trainer._data_connector._prepare_dataloader(loaders, False, RunningStage.PREDICTING)
+                loaders = exact_pass_loader(loaders)
             break
-    if loaders is None:
-        return None
     return chain.from_iterable(loaders) if isinstance(loaders, list | tuple) else loaders

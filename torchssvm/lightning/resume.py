@@ -10,16 +10,17 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.states import check_entries
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.compiled_epochs import EpochParts, EpochsAtOnce
-from torchssvm.lightning.loaders import count_examples, find_dual, gap_sampler, take_training_loader
+from torchssvm.lightning.fit import find_dual
+from torchssvm.lightning.trainer_internals import batches_used, begin_next_epoch
+from torchssvm.lightning.training_batches import TrainingBatches, count_examples, of_ranks, take_training_batches
 from torchssvm.solvers.compiled.solver import CompiledBCFW
-from torchssvm.steps.sampler import GapBatchSampler
 
 _KEY = "torchssvm"
 
@@ -34,16 +35,14 @@ _MISPLACED_ADVICE = (
 )
 _NOT_RESUMABLE = r"You're resuming from a checkpoint that ended before the epoch ended and your dataloader is"
 
-Draws = GapBatchSampler | EpochParts | None
-
 
 @dataclass
 class ResumePoint:
     """The point of a run at which a checkpoint was taken; kept until the resumed run trains its first batch.
 
-    ``random`` is the random state, of several processes as a list ``ranks``; ``sampler`` that of the
-    ``GapBatchSampler`` or of the ``EpochParts``, of all processes, None if there were none; ``in_epoch`` says whether
-    the epoch under way has batches left, and ``rules`` what the model says of its steps, by argument.
+    ``random`` is the random state, of several processes as a list ``ranks``; ``sampler`` that of the draws, of all
+    processes, None if they have none; ``in_epoch`` says whether the epoch under way has batches left, and ``rules``
+    names the rules of the steps.
     """
 
     num_examples: int
@@ -78,6 +77,11 @@ class ResumePoint:
         """Whether the compiled loop drew the examples, in the parts of an epoch."""
         return self.sampler is not None and "parts" in self.sampler
 
+    @property
+    def in_loader_epoch(self) -> bool:
+        """Whether the epoch under way has batches of the training loader left."""
+        return self.in_epoch and not self.in_parts
+
     def check_rules(self, rules: dict[str, str]) -> None:
         """Warn if the run goes on with other rules than it was saved with."""
         for name, rule in rules.items():
@@ -87,40 +91,23 @@ class ResumePoint:
                     "model the same rule for the same steps"
                 )
 
-    def rewind(self, sampler: Draws) -> None:
-        """Restore sampler and random state. That of another kind of sampler, from the end of an epoch, is left out."""
-        if sampler is not None and self.sampler is not None and isinstance(sampler, EpochParts) == self.in_parts:
-            sampler.load_state_dict(self.sampler)
+    def rewind(self, batches: TrainingBatches) -> None:
+        """Restore draws and random state."""
+        batches.load_draws(self.sampler)
         self.own_random().restore()
 
-    def check_batches(self, sampler: Draws) -> None:
+    def check_batches(self, batches: TrainingBatches) -> None:
         """Raise ValueError if the rest of the epoch has other batches than the epoch began with."""
         if self.in_epoch and not self.in_parts and len(self._processes) != (size := Ranks.here().size):
             raise ValueError(
                 f"the checkpoint is from the middle of an epoch of {len(self._processes)} processes, and now there are "
-                f"{size}, whose batches are others: resume with as many, or from the end of an epoch"
+                f"{size}: resume with as many, or from the end of an epoch"
             )
-        if self.in_epoch and isinstance(sampler, EpochParts) != self.in_parts:
-            drew = ("the training loader", "the compiled loop")
+        if self.in_epoch and self.in_parts and not batches.in_parts:
             raise ValueError(
-                f"the checkpoint is from the middle of an epoch for which {drew[self.in_parts]} drew the examples, and "
-                f"now {drew[not self.in_parts]} does: resume with the same compiled=, loader and trainer settings, or "
-                "from the end of an epoch"
+                "the compiled loop drew the examples of the checkpoint's epoch, and now the training loader does: "
+                "resume with compiled=None, or from the end of an epoch"
             )
-
-
-def _of_all(state: dict[str, Any]) -> dict[str, Any]:
-    """The state; of several processes those of all, in the first of them."""
-    ranks = Ranks.here()
-    return {"ranks": ranks.collect(state)} if ranks else state
-
-
-def _whole(sampler: GapBatchSampler | EpochParts, used: int) -> dict[str, Any] | None:
-    """The state of what draws the examples; of several processes that of all, in the first of them."""
-    if isinstance(sampler, GapBatchSampler):
-        return _of_all(sampler.own_state(used))
-    sampler.consolidate_state_dict()
-    return None if Ranks.here().rank else sampler.state_dict(used)
 
 
 @dataclass
@@ -128,38 +115,30 @@ class Run:
     """The state of a fit, apart from the model.
 
     Attributes:
-        loader: The training loader; None before the first fit.
-        sampler: What draws the examples: the loader's ``GapBatchSampler``, or the compiled loop in ``EpochParts``.
+        batches: What the fit iterates; None before the first fit.
         resume: The point to resume from, until the resumed run trains its first batch.
         at_first_batch: The random state to set before that batch.
         before_validation: The random state to set after validation.
         trains_features: Whether this epoch trains the features.
         loop: The compiled loop, if it is used.
-        at_once: How it makes several epochs at once, where it does.
         compiled: Whether the compiled loop was chosen for this fit.
         kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
         looked: Whether it is known that padding does not change the features of ids.
     """
 
-    loader: DataLoader | None = None
-    sampler: GapBatchSampler | EpochParts | None = None
+    batches: TrainingBatches | None = None
     resume: ResumePoint | None = None
     at_first_batch: RandomState | None = None
     before_validation: RandomState | None = None
     trains_features: bool = False
     loop: CompiledBCFW | None = None
-    at_once: EpochsAtOnce | None = None
     compiled: bool = False
     kind: str | None = None
     looked: bool = False
 
-    def start(self, loader: DataLoader, *, resumed: bool) -> None:
+    def start(self, batches: TrainingBatches, *, resumed: bool) -> None:
         """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
-        self.resume = self.resume if resumed else None
-        self.kind = self.kind if resumed else None
-        self.loader, self.sampler = loader, gap_sampler(loader)
-        self.trains_features = self.compiled = self.looked = False
-        self.at_first_batch = self.before_validation = self.loop = self.at_once = None
+        vars(self).update(vars(Run(batches, self.resume if resumed else None, kind=self.kind if resumed else None)))
 
 
 class Resumable(L.LightningModule):
@@ -186,7 +165,7 @@ class Resumable(L.LightningModule):
 
     def begin_fit(self) -> int:
         """Take the training loader, and return n; ValueError if the fit goes on from another number of examples."""
-        self._run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
+        self._run.start(take_training_batches(self.trainer), resumed=self.trainer.ckpt_path is not None)
         n, resume = count_examples(self.training_loader), self._run.resume
         if resume is not None and resume.num_examples != n:
             raise ValueError(f"the checkpoint was trained on {resume.num_examples} examples, and the dataset has {n}")
@@ -195,85 +174,81 @@ class Resumable(L.LightningModule):
     @property
     def training_loader(self) -> DataLoader:
         """The loader of the fit under way, or of the last one; RuntimeError before."""
-        if self._run.loader is None:
+        if self._run.batches is None:
             raise RuntimeError("no fit has begun: there is no training loader yet")
-        return self._run.loader
+        return self._run.batches.loader
 
     @property
     def _rules(self) -> dict[str, str]:
         """What decides about the steps of a run, by argument."""
         return {}
 
+    @override
     def on_fit_start(self) -> None:
-        """Silence advice that does not apply."""
         patterns = list(_MISPLACED_ADVICE)
-        if self._run.sampler is not None:
+        if self._run.batches is not None and (self._run.batches.has_state or self._run.batches.in_parts):
             patterns.append(_NOT_RESUMABLE)
         for pattern in patterns:
             warnings.filterwarnings("ignore", message=pattern)
 
+    @override
     def on_train_start(self) -> None:
-        """In a resumed run, restore the state of the checkpoint, which callbacks may have changed by an exact pass.
-
-        The loader's iterator is made again: its workers have fetched batches by the former state.
-        """
         resume, run = self._run.resume, self._run
-        if resume is None:
+        if resume is None or run.batches is None:
             return
-        resume.check_batches(run.sampler)
+        resume.check_batches(run.batches)
         resume.check_rules(self._rules)
-        _begin_next_epoch(self.trainer)
-        resume.rewind(run.sampler)
-        if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
-            iter(fetcher)
-        if run.sampler is not None:  # Lightning may still skip through a validation loop, which draws random numbers
+        begin_next_epoch(self.trainer)
+        resume.rewind(run.batches)
+        if run.batches.has_state:  # Lightning may still skip through a validation loop, which draws random numbers
             run.at_first_batch = resume.own_random() if resume.in_epoch else RandomState()
 
+    @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """End the resumption: from here on checkpoints describe this run."""
         if self._run.at_first_batch is not None:
             self._run.at_first_batch.restore()
         self._run.resume = self._run.at_first_batch = None
 
+    @override
     def on_train_epoch_end(self) -> None:
-        """Restore the checkpoint's state again if the run was resumed after the last batch of an epoch."""
-        if self._run.resume is not None:
-            self._run.resume.rewind(self._run.sampler)
+        if self._run.resume is not None and self._run.batches is not None:
+            self._run.resume.rewind(self._run.batches)
             self._run.at_first_batch = None
 
+    @override
     def on_validation_model_zero_grad(self) -> None:
-        """Keep the random state, which validation must not change: a run that is resumed after it skips it."""
         super().on_validation_model_zero_grad()
         self._run.before_validation = RandomState()
 
+    @override
     def on_validation_epoch_end(self) -> None:
-        """Restore the random state from before validation."""
         if self._run.before_validation is not None:
             self._run.before_validation.restore()
             self._run.before_validation = None
 
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add random state and sampler."""
         run = self._run
-        if run.loader is None or "optimizer_states" not in checkpoint:
+        if run.batches is None or "optimizer_states" not in checkpoint:
             return
         point = run.resume
         if point is None:  # of several processes, all make one, and that of the first is whole
-            used: int = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+            used = batches_used(self.trainer)
             left = used < self.trainer.num_training_batches
             point = ResumePoint(
-                num_examples=count_examples(run.loader),
-                sampler=None if run.sampler is None else _whole(run.sampler, used if left else len(run.sampler)),
-                random=_of_all(RandomState().state_dict()),
+                num_examples=count_examples(run.batches.loader),
+                sampler=run.batches.saved_draws(used if left else len(run.batches)),
+                random=of_ranks(RandomState().state_dict()),
                 in_epoch=left and used > 0,
                 rules=self._rules,
             )
         checkpoint[_KEY] = dict(vars(point))
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the resume point until training continues."""
-        fitting = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        state = checkpoint.get(_KEY) if fitting else None
+        state = None
+        with suppress(RuntimeError):  # a model that is loaded has no trainer
+            state = checkpoint.get(_KEY) if self.trainer.state.fn == TrainerFn.FITTING else None
         self._run.resume = None if state is None else ResumePoint.from_state_dict(state)
         self._run.kind = _kind_of_storage(checkpoint)
 
@@ -287,15 +262,3 @@ def _kind_of_storage(checkpoint: dict[str, Any]) -> str | None:
         with suppress(KeyError, TypeError):
             return str(state["dual"]["storage"]["kind"])
     return None
-
-
-def _begin_next_epoch(trainer: L.Trainer) -> None:
-    """After a checkpoint of the last batch of an epoch, have Lightning begin the next epoch as usual.
-
-    Lightning takes the next epoch as begun already and does not count it: the counter of begun epochs would stay one
-    behind, and the checkpoints of this run would be misread.
-    """
-    loop = trainer.fit_loop
-    begun: Any = loop.epoch_progress.total
-    if loop.restarted_mid_epoch and begun.started == begun.processed:
-        loop.reset_restart_stage()

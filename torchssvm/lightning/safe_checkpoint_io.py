@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from typing_extensions import override
 
 from torchssvm.core.files import previous, whole_file, whole_or_previous
 
@@ -31,6 +32,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
         0.1
     """
 
+    @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write the checkpoint.
 
@@ -44,6 +46,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
         with whole_file(path, keep_previous=True) as file:
             torch.save(checkpoint, file)
 
+    @override
     def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Read the checkpoint, or the previous one if it is missing or damaged.
 
@@ -53,8 +56,8 @@ class SafeCheckpointIO(TorchCheckpointIO):
         found = path if "://" in str(path) else _whole(Path(os.path.realpath(path)))
         return super().load_checkpoint(found, *args, **options)
 
+    @override
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove the checkpoint and the previous one."""
         super().remove_checkpoint(path)
         if "://" not in str(path):
             previous(Path(path)).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
 
 from torchssvm.core.batch import as_batch
 from torchssvm.core.ranks import Ranks
@@ -45,18 +46,18 @@ class SpanF1(Callback):
         self._true: list[list[str]] = []
         self._found: list[list[str]] = []
 
+    @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Begin to count."""
         states = getattr(pl_module.structure, "num_labels", len(self.labels))  # of segments
         states = getattr(pl_module.structure, "num_states", states)
         if states != len(self.labels):
             raise ValueError(f"labels={self.labels} has {len(self.labels)} tags, and the model {states} states")
         self._true, self._found = [], []
 
+    @override
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Decode the batch."""
         batch = as_batch(batch)
         outputs = (pl_module.structure.by_position(own) for own in (pl_module.decode(batch.x, batch.lengths), batch.y))
         tags, target = (getattr(own, "labels", own).cpu() for own in outputs)
@@ -67,8 +68,8 @@ class SpanF1(Callback):
             self._found.append(self._bio(own[kept]))
             self._true.append(self._bio(true[kept]))
 
+    @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log it: of all processes together."""
         score = chunk_scores(self._true, self._found).overall
         if ranks := Ranks.here():
             table = torch.tensor([score.correct, score.predicted, score.true], dtype=torch.float64)

@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from torchssvm.core.arguments import or_default
 from torchssvm.core.batch import Batch, as_batch
@@ -20,20 +21,12 @@ from torchssvm.core.problem import check_bounds, check_lam, find_structure, grou
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.compiled_epochs import (
-    EpochPart,
-    EpochParts,
-    EpochsAtOnce,
-    choose_solver,
-    make_loop,
-    own_draws,
-    put_back,
-    replace_loader,
-)
+from torchssvm.lightning.compiled_loop import choose_solver, make_loop
+from torchssvm.lightning.fit import alone, certify_by_torch, check_strategy
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
-from torchssvm.lightning.loaders import alone, certify_by_torch, check_strategy, exact_pass_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer, training_modes
+from torchssvm.lightning.training_batches import EpochPart, exact_pass_loader, own_draws
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
@@ -41,7 +34,6 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
 from torchssvm.solvers.training import compiled_form, move, print_choice, warn_if_estimated_far
-from torchssvm.steps.sampler import GapBatchSampler
 
 _OF_THE_TRAINER = {
     "batch_size": "to the DataLoader",
@@ -84,10 +76,8 @@ class StructuredSVM(Predicting):
     one optimizer first trains features and head together, then BCFW solves the head.
 
     An epoch is n visits, whatever takes them, and ``max_epochs`` counts them. Where the compiled loop draws the
-    examples, the schedule of a ``DualityGap`` ends the run, and nothing else follows single epochs (no logger, no
-    validation after every epoch, no other callback and no subclass with a hook for epochs or batches), the epochs
-    between two exact passes are made in one call of Lightning's hooks: the run is then that of
-    :func:`torchssvm.solve`, step by step.
+    examples, an epoch has about four batches without data, one where n is at most 1000, and as many as the loader has
+    with ``JointTraining``.
 
     A fit refuses settings that contradict exact steps: clipping, accumulation, 16-bit weights, Lightning's averages
     (use :class:`AveragedWeights`), pruning, and searches for a learning rate or a batch size. Validation logs
@@ -133,8 +123,6 @@ class StructuredSVM(Predicting):
         torch.Size([3])
     """
 
-    several_epochs = True  # nothing here follows single epochs; subclasses may
-
     def __init__(
         self,
         head: nn.Module,
@@ -169,10 +157,7 @@ class StructuredSVM(Predicting):
     def training_step(self, batch: Batch | EpochPart, batch_idx: int) -> None:
         """One step of BCFW on the head, or on features and head together; or visits of the compiled loop."""
         if isinstance(batch, EpochPart):
-            if self._run.at_once is None:
-                self._visit(batch.visits)
-            else:
-                self._run.at_once.visit(self._visit)
+            self._visit(batch.visits)
             if batch_idx + 1 == self.trainer.num_training_batches:
                 self._log_figures(on_step=False, on_epoch=True, batch_size=1)
             return
@@ -212,13 +197,13 @@ class StructuredSVM(Predicting):
     def compiled_loop(self) -> CompiledBCFW | None:
         """The compiled loop of this fit, made at the first call; None if it cannot be used."""
         run = self._run
-        if not run.compiled or run.loader is None:
+        if not run.compiled or run.batches is None:
             return None
         if run.loop is None or run.loop.dual is not self.dual:
             run.loop = None
             if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.state.status != TrainerStatus.RUNNING:
                 return None  # the run is over, and its features are no longer kept
-            run.loop = make_loop(self, run.loader)
+            run.loop = make_loop(self, run.batches.loader)
         return run.loop
 
     def _log_progress(self, batch_idx: int) -> None:
@@ -248,18 +233,18 @@ class StructuredSVM(Predicting):
         rules = {name: getattr(self.rules, name) for name in ("direction", "oracle", "block_steps", "line_search")}
         return {name: re.sub(" at 0x[0-9a-f]+", "", repr(rule)) for name, rule in rules.items()}
 
+    @override
     def configure_callbacks(self) -> list[Callback]:
-        """Refuse settings of the trainer that do not work here, in the first hook of a run; no callbacks."""
-        check_trainer(self.trainer, averages=True)
+        check_trainer(self.trainer)
         return []
 
+    @override
     def setup(self, stage: str) -> None:
-        """Refuse what several processes cannot do."""
         if stage == "fit":
             check_strategy(self.trainer)
 
+    @override
     def configure_optimizers(self) -> list[Optimizer]:
-        """BCFW with a new dual state for the training dataset, and the optimizer of joint training, if any."""
         run, n = self._run, self.begin_fit()
         resume, stages = run.resume, self._stages
         if stages is not None:
@@ -281,14 +266,20 @@ class StructuredSVM(Predicting):
         with stages.starting_head(self) if stages else self.overwriting(resumed=resume is not None):
             own = groups(self.head, check_bounds(self.head, self.solver.bounds))
             optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.rules.line_search)]
-        if isinstance(run.sampler, GapBatchSampler):
-            run.sampler.bind(dual, by_permutation=self._features_turn)
+        batches = run.batches
+        assert batches is not None
+        if (sampler := batches.gap_sampler) is not None:
+            sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
-            resume.rewind(run.sampler)
+            resume.rewind(batches)
+        follows = stages is not None or resume is None or not resume.in_loader_epoch
+        if run.compiled and follows and self.draws_in_loop(batches.loader):
+            batches.draw_in_parts(as_many=stages is not None)
         if stages is not None:
             optimizers.append(stages.joint.make_optimizer(cast(nn.Module, self.features), self.head))
         return optimizers
 
+    @override
     def on_train_start(self) -> None:
         """Choose between features and head, and restore the state that a resumed run was saved in.
 
@@ -311,43 +302,37 @@ class StructuredSVM(Predicting):
         return not own_step and own_draws(self.trainer, loader) is not None
 
     def _draw_in_loop(self) -> None:
-        run = self._run
-        follows = run.resume is None or run.resume.in_parts or not run.resume.in_epoch
-        if run.loader is None or not follows or not self.draws_in_loop(run.loader):
-            return
-        if (loop := self.compiled_loop()) is not None:
-            within = run.resume is not None and run.resume.in_epoch
-            run.at_once = None if within else EpochsAtOnce.of(self, loop)
-            run.sampler = EpochParts(loop, at_once=run.at_once)
-            replace_loader(self.trainer, run.sampler)
+        batches, resume = self._run.batches, self._run.resume
+        if batches is not None and batches.in_parts and not (resume and resume.in_loader_epoch):
+            batches.loop = self.compiled_loop()
 
+    @override
     def on_train_epoch_start(self) -> None:
-        """Choose between features and head."""
         self._turn()
         if not self._run.trains_features and not self.solves_head:
             self._solve_head()
 
+    @override
     def on_train_end(self) -> None:
-        """Warn of a run that ends far from its optimum, where no ``DualityGap`` does; choose the head."""
         certifies = any(hasattr(callback, "stopped_because") for callback in self.trainer.callbacks)  # type: ignore
         if self.solves_head and not certifies and not self.dual.ranks.rank:
             warn_if_estimated_far(self.dual)
         super().on_train_end()
         self.choose_head()
 
+    @override
     def on_fit_end(self) -> None:
-        """Choose the head after a resumed run that had nothing left to train."""
         super().on_fit_end()
         self.choose_head()
 
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the next steps on the features depend on."""
         super().on_save_checkpoint(checkpoint)
         if self._stages is not None:
             self._stages.save(checkpoint)
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the resume point until training continues."""
         super().on_load_checkpoint(checkpoint)
         if self._run.resume is not None and self._stages is not None:
             self._stages.load(checkpoint, self)
@@ -363,14 +348,12 @@ class StructuredSVM(Predicting):
         for name, part in self.features.named_modules():
             part.training = self._run.trains_features and self._modes.get(name, True)
 
+    @override
     def teardown(self, stage: str) -> None:
-        """Set the features to evaluation mode and drop the compiled loop."""
         if stage == "fit":
             self._run.trains_features = False
             self._run.loop = None
             move(self.head, self.device)
-            if isinstance(self._run.sampler, EpochParts) and self._run.loader is not None:
-                put_back(self.trainer, self._run.loader)
             self._rest()
 
     # What callbacks and the stages of a fit need

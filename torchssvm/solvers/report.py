@@ -7,6 +7,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -38,170 +39,121 @@ History: TypeAlias = list[Entry]
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that a result depends on."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in ("torchssvm", "torch", "numpy", "torch-struct", "lightning"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if torch.version.cuda is not None:
-        found["cuda"] = torch.version.cuda
-    return found
+        with suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return installed | ({} if torch.version.cuda is None else {"cuda": torch.version.cuda})
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """The results of a finished run; unknown numbers are None.
+    """The results of a finished run; the last certificate gives its figures.
 
     Attributes:
         task: What was trained, in a few words.
-        n: Number of training examples.
+        history: At least one certificate, each with the seconds since the run began.
         num_weights: Number of weights of the head.
-        lam: Regularisation.
-        primal: Of the last certificate.
-        dual: Of the last certificate; None where it is of a relaxation (``Certificate.relaxed``).
-        gap: Of the last certificate; None likewise.
-        oracle_calls: Examples decoded with loss augmentation, exact passes included.
-        passes: ``oracle_calls / n``.
-        seconds: Wall-clock time of the run.
-        train_loss: Mean task loss on the training examples.
-        test_loss: Mean task loss on the test examples.
         stopped_because: Why the run stopped, as a sentence.
+        train: Plain decoding of the training examples; None if unknown.
+        test: Plain decoding of the test examples.
         seed: Seed of the run.
         device: The device of the run.
-        versions: See :func:`versions`.
-        exact: Whether the oracle of the last certificate was exact; otherwise primal and gap are upper bounds.
-        history: All certificates, for the picture.
-        extra: More entries for ``report.json`` and the table, e.g. letter errors.
+        seconds: Wall-clock time; None is that of the last certificate.
+        extra: More entries for ``report.json`` and the table, such as letter errors.
+
+    Raises:
+        ValueError: ``history`` is empty, or ``extra`` has a name of the report itself.
 
     Example:
-        >>> report = RunReport(
-        ...     task="toy", n=30, num_weights=15, lam=0.1, primal=0.5, dual=0.49, gap=0.01, oracle_calls=300,
-        ...     passes=10.0, seconds=0.2, train_loss=0.1, test_loss=None, stopped_because="the gap is small",
-        ...     seed=0, device="cpu",
-        ... )
-        >>> report.test_loss is None, report.oracle_calls / report.n
-        (True, 10.0)
+        >>> certificate = solve(LinearMulticlass(4, 3), data, lam=0.1)
+        >>> report = RunReport("toy", [(certificate, 0.2)], num_weights=12, stopped_because="the gap is small")
+        >>> report.to_dict()["n"], report.to_dict()["test_loss"] is None
+        (30, True)
     """
 
     task: str
-    n: int
+    history: Sequence[tuple[Certificate, float]]
     num_weights: int
-    lam: float
-    primal: float | None
-    dual: float | None
-    gap: float | None
-    oracle_calls: int
-    passes: float
-    seconds: float
-    train_loss: float | None
-    test_loss: float | None
     stopped_because: str
-    seed: int | None
-    device: str
-    versions: dict[str, str] = field(default_factory=versions)
-    exact: bool = True
-    history: Sequence[tuple[Certificate, float]] = ()
+    train: Evaluation | None = None
+    test: Evaluation | None = None
+    seed: int | None = None
+    device: torch.device | str = "cpu"
+    seconds: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_history(
-        cls,
-        task: str,
-        history: Sequence[tuple[Certificate, float]],
-        *,
-        num_weights: int,
-        stopped_because: str,
-        train: Evaluation | None = None,
-        test: Evaluation | None = None,
-        seed: int | None = None,
-        device: torch.device | str = "cpu",
-        seconds: float | None = None,
-        extra: dict[str, Any] | None = None,
-    ) -> RunReport:
-        """The report of a run from its certificates and its evaluations.
-
-        Args:
-            task: What was trained, in a few words.
-            history: At least one certificate; the last one gives the results.
-            stopped_because: Why the run stopped, as a sentence.
-            train: Plain decoding of the training examples.
-            test: Plain decoding of the test examples; errors by token and by example of both go to ``extra``.
-            seconds: Wall-clock time; None is that of the last certificate.
-
-        Raises:
-            ValueError: ``history`` is empty.
-        """
-        if not history:
+    def __post_init__(self) -> None:
+        if not self.history:
             raise ValueError("history is empty: a report needs the certificate of the final weights")
-        last, elapsed = history[-1]
-        more = {**_relaxation(last), **(extra or {})}
-        for name, evaluation in (("train", train), ("test", test)):
-            if evaluation is not None and evaluation.token_error is not None:
-                more.setdefault(f"{name}_token_error", evaluation.token_error)
-                more.setdefault(f"{name}_example_error", evaluation.example_error)
-            if evaluation is not None and not evaluation.exact:
-                more.setdefault(f"{name}_decoding", "approximate")
-        return cls(
-            task=task,
-            n=last.num_examples,
-            num_weights=num_weights,
-            lam=last.lam,
-            primal=last.primal,
-            dual=None if last.relaxed else last.dual,
-            gap=None if last.relaxed else last.gap,
-            oracle_calls=last.oracle_calls,
-            passes=last.passes,
-            seconds=elapsed if seconds is None else seconds,
-            train_loss=None if train is None else train.loss,
-            test_loss=None if test is None else test.loss,
-            stopped_because=stopped_because,
-            seed=seed,
-            device=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else str(device),
-            exact=last.exact,
-            history=list(history),
-            extra=more,
-        )
+        if clash := sorted(self._figures().keys() & self.extra.keys()):
+            raise ValueError(f"extra={clash} are names of the report itself: choose others")
+
+    def _figures(self) -> dict[str, Any]:
+        last, elapsed = self.history[-1]
+        device = torch.device(self.device)
+        return {
+            "task": self.task,
+            "n": last.num_examples,
+            "num_weights": self.num_weights,
+            "lam": last.lam,
+            **_objective(last),
+            "oracle_calls": last.oracle_calls,
+            "passes": last.passes,
+            "seconds": elapsed if self.seconds is None else self.seconds,
+            "train_loss": None if self.train is None else self.train.loss,
+            "test_loss": None if self.test is None else self.test.loss,
+            "stopped_because": self.stopped_because,
+            "seed": self.seed,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+            "versions": versions(),
+            "exact": last.exact,
+        }
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of ``report.json``: attributes, ``extra`` and ``history``; non-finite numbers become None."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("history", "extra")]
-        content = {name: getattr(self, name) for name in names}
-        if clash := sorted(content.keys() & self.extra.keys()):
-            raise ValueError(f"extra holds {clash}, which are names of the report itself")
+        """The content of ``report.json``; unknown and non-finite numbers are None.
+
+        It has the figures of the last certificate, errors by token and by example, ``extra``, and
+        all certificates as ``history``.
+        """
+        more = _relaxation(self.history[-1][0])
+        for name, evaluation in (("train", self.train), ("test", self.test)):
+            if evaluation is not None and evaluation.token_error is not None:
+                more |= {
+                    f"{name}_token_error": evaluation.token_error,
+                    f"{name}_example_error": evaluation.example_error,
+                }
+            if evaluation is not None and not evaluation.exact:
+                more[f"{name}_decoding"] = "approximate"
         history = [
             {
                 "passes": c.passes,
                 "oracle_calls": c.oracle_calls,
                 "seconds": seconds,
-                "primal": c.primal,
-                "dual": None if c.relaxed else c.dual,
-                "gap": None if c.relaxed else c.gap,
+                **_objective(c),
                 "exact": c.exact,
                 **_relaxation(c),
             }
             for c, seconds in self.history
         ]
-        return _finite({**content, **self.extra, "history": history})
+        return _finite({**self._figures(), **more, **self.extra, "history": history})
 
     def table(self) -> str:
         """Two columns for the screen, without the history."""
         content = self.to_dict()
         del content["history"]
-        content["versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        kind = "the oracle answers for a relaxation" if self.gap is None else "approximate oracle"
-        content["exact"] = "yes" if self.exact else f"no: primal and gap are upper bounds ({kind})"
-        rows = [(name.replace("_", " "), _show(value)) for name, value in content.items()]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+        kind = "the oracle answers for a relaxation" if content["gap"] is None else "approximate oracle"
+        content["exact"] = "yes" if content["exact"] else f"no: primal and gap are upper bounds ({kind})"
+        content["versions"] = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+        width = max(map(len, content))
+        return "\n".join(f"{name.replace('_', ' ').ljust(width)}  {_show(value)}" for name, value in content.items())
 
     __str__ = table
 
     def write(self, folder: Path | str, draw_examples: DrawExamples | None = None) -> None:
-        """Write ``report.json``, and the picture of the convergence as ``convergence.png``, to a folder, made if
-        missing.
+        """Write ``report.json`` and the picture ``convergence.png`` to a folder, which is made if missing.
 
-        ``draw_examples`` draws a few predictions below the curves. Raises ImportError without matplotlib, after
+        ``draw_examples`` draws a few predictions below the curves. ImportError without matplotlib, after
         ``report.json`` is written.
         """
         folder = Path(folder)
@@ -226,7 +178,8 @@ class RunReport:
 
     def _draw_convergence(self, figure: Any) -> None:
         axes = figure.subplots(2, 2, sharex="col", sharey="row")
-        figure.suptitle(f"{self.task}: n = {self.n}, λ = {self.lam:g}")
+        last = self.history[-1][0]
+        figure.suptitle(f"{self.task}: n = {last.num_examples}, λ = {last.lam:g}")
         columns = (
             ("effective passes", [c.passes for c, _ in self.history]),
             ("seconds", [seconds for _, seconds in self.history]),
@@ -254,6 +207,12 @@ class RunReport:
         axes[0, 0].legend()
         axes[0, 0].set_ylabel("objective")
         axes[1, 0].set_ylabel(f"certified gap{bound}")
+
+
+def _objective(certificate: Certificate) -> dict[str, float | None]:
+    """Primal, dual and gap of the problem; the last two are unknown where the certificate is of a relaxation."""
+    c, known = certificate, not certificate.relaxed
+    return {"primal": c.primal, "dual": c.dual if known else None, "gap": c.gap if known else None}
 
 
 def _relaxation(certificate: Certificate) -> dict[str, float]:

@@ -1,0 +1,142 @@
+"""What callbacks and modules ask of a fit: its dual, its exact passes, and the processes that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader
+
+from torchssvm.core.gradients import evaluating
+from torchssvm.core.ranks import Ranks
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.bcfw import BCFW
+from torchssvm.solvers.certificate import Certificate, certify
+from torchssvm.solvers.evaluation import Evaluation, merge_evaluations
+from torchssvm.solvers.trainer import Pacing
+
+
+def check_strategy(trainer: L.Trainer) -> None:
+    """Raise ValueError if several processes do not all hold the whole model."""
+    if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
+        raise ValueError(
+            f"Trainer(strategy={type(trainer.strategy).__name__}) with {trainer.world_size} processes: a round of BCFW "
+            "changes all weights of the head in every process, so give strategy='ddp'"
+        )
+
+
+def alone(trainer: L.Trainer) -> AbstractContextManager[None]:
+    """Inside, DDP averages no gradients: BCFW combines the directions of the processes itself."""
+    block: Any = getattr(trainer.strategy, "block_backward_sync", nullcontext)
+    return block()
+
+
+def share_of(size: int) -> float:
+    """``B_p P / sum_q B_q``: times the mean loss of B_p examples, DDP averages the gradients of all examples alike."""
+    ranks = Ranks.here()
+    if not ranks:
+        return 1.0
+    return size * ranks.size / float(ranks.gather(torch.tensor(float(size), dtype=torch.float64)).sum())
+
+
+@torch.no_grad()
+def same_buffers(module: nn.Module | None) -> None:
+    """Give all processes the buffers of the first, such as running means: DDP does so before a step, not after it."""
+    ranks = Ranks.here()
+    if ranks and module is not None:
+        for buffer in module.buffers():
+            buffer.copy_(ranks.gather(buffer)[0])
+
+
+def of_all(found: Evaluation) -> Evaluation:
+    """The evaluation of the examples of all processes."""
+    ranks = Ranks.here()
+    if not ranks:
+        return found
+    names = ("loss", "token_error", "example_error", "num_examples", "num_tokens")
+    own = [float(getattr(found, name) or 0) for name in names]
+    parts = []
+    shared = ranks.gather(torch.tensor([*own, found.exact], dtype=torch.float64))
+    for *rates, examples, tokens, exact in shared.tolist():
+        numbers = (*rates, int(examples), None if found.num_tokens is None else int(tokens))
+        shown: dict[str, Any] = dict(zip(names, numbers, strict=True))
+        parts.append(replace(found, exact=bool(exact), losses=None, **shown))
+    return merge_evaluations(parts)
+
+
+class Fit:
+    """What callbacks ask of a fit: here of a module of the user's own, with BCFW, whose ``forward`` gives potentials.
+
+    The modules of this package have the same properties and methods.
+
+    Attributes:
+        dual: The training problem: n, lam, structure and parameters; with BCFW also the dual.
+        solves_head: Whether the head holds weights of the dual; only these are certified.
+    """
+
+    solves_head = True
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.dual = find_dual(trainer)
+        self._trainer, self._module = trainer, module
+
+    @property
+    def passes(self) -> float:
+        """Effective passes so far."""
+        return self.dual.passes
+
+    @property
+    def training_loader(self) -> DataLoader:
+        """The training loader; TypeError if training does not take its examples from one DataLoader."""
+        loader: Any = self._trainer.train_dataloader
+        if not isinstance(loader, DataLoader):
+            raise TypeError(f"training must take its examples from one DataLoader, not a {type(loader).__name__}")
+        return loader
+
+    def pacing(self, **rules: Any) -> Pacing | None:
+        """Says when exact passes are made, by these rules; None where epochs say it."""
+        return Pacing(self.dual, **rules)
+
+    def certify(self, batches: Iterable[Any]) -> Certificate:
+        """An exact pass, from whose weights the next step starts; ``batches`` have every training example once."""
+        return certify_by_torch(self._trainer, self._module, self.dual, batches)
+
+
+def fit_of(trainer: L.Trainer, module: L.LightningModule) -> Fit:
+    """What callbacks ask: the module itself, if it is of this package. RuntimeError before a fit."""
+    found: Any = module if hasattr(module, "solves_head") else Fit(trainer, module)
+    return found
+
+
+def find_dual(trainer: L.Trainer) -> DualState:
+    """The dual of the trainer's BCFW; RuntimeError if it has none (yet)."""
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, BCFW):
+            return optimizer.dual
+    raise RuntimeError("the trainer has no BCFW optimizer, so there is no dual: a fit has to begin first")
+
+
+def certify_by_torch(
+    trainer: L.Trainer, module: L.LightningModule, dual: DualState, batches: Iterable[Any]
+) -> Certificate:
+    """Certify the module's weights on its current features, in the trainer's precision."""
+    batches = map(trainer.precision_plugin.convert_input, batches)
+    with evaluating(module):
+        return certify(in_precision(trainer, module), dual, batches, refresh=True)
+
+
+def in_precision(trainer: L.Trainer, module: L.LightningModule) -> Callable[..., Any]:
+    """The module's forward under the trainer's autocast, which ends before the potentials are used."""
+    precision = trainer.precision_plugin
+
+    def forward(*args: Any) -> Any:
+        with precision.forward_context():
+            return module(*precision.convert_input(args))
+
+    return forward
