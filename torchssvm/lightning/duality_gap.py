@@ -19,8 +19,8 @@ from torchssvm.core.batch import as_batch
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.packages import warn
 from torchssvm.lightning.fit import Fit, fit_of, in_precision
-from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.refusals import refuse_callbacks
+from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
 from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.report import Entry, History

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -131,12 +131,16 @@ def certify_by_torch(
         return certify(in_precision(trainer, module), dual, batches, refresh=True)
 
 
-def in_precision(trainer: L.Trainer, module: L.LightningModule) -> Callable[..., Any]:
+class _InPrecision(nn.Module):
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        super().__init__()
+        self.module, self._precision = module, trainer.precision_plugin
+
+    def forward(self, *args: Any) -> Any:
+        with self._precision.forward_context():
+            return self.module(*self._precision.convert_input(args))
+
+
+def in_precision(trainer: L.Trainer, module: L.LightningModule) -> nn.Module:
     """The module's forward under the trainer's autocast, which ends before the potentials are used."""
-    precision = trainer.precision_plugin
-
-    def forward(*args: Any) -> Any:
-        with precision.forward_context():
-            return module(*precision.convert_input(args))
-
-    return forward
+    return _InPrecision(trainer, module)

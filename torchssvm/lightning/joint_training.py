@@ -21,8 +21,7 @@ from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.structure import Structure
-from torchssvm.lightning.fit import of_all, same_buffers, share_of
-from torchssvm.lightning.loaders import in_precision
+from torchssvm.lightning.fit import in_precision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.certificate import weights_kept, write
