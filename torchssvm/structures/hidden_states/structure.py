@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_readable, check_tensor, naming
 from torchssvm.core.marginals import Marginals
@@ -142,6 +143,10 @@ class HiddenStates(Around):
             "no states show the labels of {rows}: the structure allows none, or its decoding is not exact",
         )
         return Completed(target.observed, found.labeling)
+
+    @override
+    def choose_target(self, potentials: Potentials, given: Tensor | Completed, target: Completed) -> Completed:
+        return target if isinstance(given, Completed) else self.complete(potentials, target)
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Those of the states."""
