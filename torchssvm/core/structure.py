@@ -396,7 +396,7 @@ class Structure(ABC):
 
     def target_marginals(self, potentials: Potentials, target: Labeling) -> Marginals:
         """:meth:`marginals` among the outputs that show the target: the target alone, where no part of it is hidden."""
-        parts = self.parts(target)
+        parts = conform(self.parts(target), potentials, "parts(target)")
         return Marginals(parts=parts, log_partition=inner(parts, potentials.tensors))
 
     def choose_target(self, potentials: Potentials, given: Any, target: Labeling) -> Labeling:
