@@ -151,7 +151,7 @@ def test_another_optimizer_on_the_head_is_named():
     other.step()
     with pytest.raises(RuntimeError, match=r"weights have changed.*Did another optimizer step them"):
         step(0)
-    with pytest.warns(UserWarning, match=r"differ from those of the dual.*did another optimizer step them"):
+    with pytest.warns(UserWarning, match=r"differ from those of the dual.*another optimizer stepped"):
         certify(head, dual, everything)
     step(0)  # from the weights that the pass has recomputed
     assert certify(head, dual, everything).drift < 1e-4

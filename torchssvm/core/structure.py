@@ -394,6 +394,18 @@ class Structure(ABC):
             f"{type(self).__name__} has no expectation oracle: define marginals(potentials), or train with BCFW"
         )
 
+    def target_marginals(self, potentials: Potentials, target: Labeling) -> Marginals:
+        """:meth:`marginals` among the outputs that show the target: the target alone, where no part of it is hidden."""
+        parts = conform(self.parts(target), potentials, "parts(target)")
+        return Marginals(parts=parts, log_partition=inner(parts, potentials.tensors))
+
+    def choose_target(self, potentials: Potentials, given: Any, target: Labeling) -> Labeling:
+        """The output that the hinge compares with: ``target``, which ``check_target`` made of ``given``.
+
+        Where parts of it are hidden, it is the output of the highest score that shows it.
+        """
+        return target
+
     @gated
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Margins as confidences: the best score of an output with a part, less the best of one without it.

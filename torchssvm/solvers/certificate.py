@@ -202,15 +202,16 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         )
     value = min(value, primal)  # a dual above the primal is rounding
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    if refresh or drift <= 100 * rounding:
-        # At a tiny lambda masses round to other weights: what that is worth goes with the losses.
-        largest = float(result.losses[1].max()) if result.losses.numel() else 0.0
-        negligible = (10 * rounding) ** 2 * abs(loss) + _MASSES * largest
-        if drift > 100 * rounding and dual.lam / 2 * difference > negligible:
-            warn(
-                f"the weights differ from those of the dual by {drift:.2g} of their length: features have moved, an "
-                "index names several examples, or another optimizer stepped. The next step starts from the dual's"
-            )
+    strange = drift > 100 * rounding
+    # At a tiny lambda masses round to other weights: what that is worth goes with the losses.
+    largest = float(result.losses[1].max()) if result.losses.numel() else 0.0
+    visible = dual.lam / 2 * difference > (10 * rounding) ** 2 * abs(loss) + _MASSES * largest
+    if strange and visible and (refresh or not dual.norm_changed(sizes.held**0.5)):  # else an average, or the like
+        warn(
+            f"the weights differ from those of the dual by {drift:.2g} of their length: features have moved, an index "
+            "names several examples, or another optimizer stepped. The next step starts from the dual's"
+        )
+    if refresh or not strange:
         with undisturbed():
             result.remember()
             if dual.steps:

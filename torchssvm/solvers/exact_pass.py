@@ -206,12 +206,13 @@ def in_float64(head: Head, weights: Sequence[Tensor]) -> tuple[Head, list[Tensor
     module has them alone, as in a function, ``head`` runs as it is.
     """
     weights, names = list(weights), _names_of(head, weights)
-    if names is None:
+    if names is None or not isinstance(head, nn.Module):
         return head, weights
-    place, owner = _owner_of(head, names)
+    module = head
+    place, owner = _owner_of(module, names)
     if owner is None or weights[0].dtype is not torch.float32:
         same: dict[str, Tensor] = dict(zip(names, weights, strict=True))
-        return lambda *args: functional_call(head, same, args), weights
+        return lambda *args: functional_call(module, same, args), weights
     leaves = [weight.detach().double().requires_grad_() for weight in weights]
     wide = {place + name: _double(buffer) for name, buffer in owner.named_buffers()}
     wide |= zip(names, leaves, strict=True)
@@ -219,7 +220,7 @@ def in_float64(head: Head, weights: Sequence[Tensor]) -> tuple[Head, list[Tensor
     def call(*args: Any) -> Any:
         hook = owner.register_forward_pre_hook(_widen_inputs, with_kwargs=True)
         try:
-            return functional_call(head, wide, args)
+            return functional_call(module, wide, args)
         except RuntimeError as error:
             error.add_note(_NOTE)
             raise

@@ -14,7 +14,6 @@ from torchssvm.core.operators import full_precision, transformed
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Labeling, Structure, augmented, loss_by_name, per_example, reject_rows
-from torchssvm.structures.hidden_states.structure import Completed, HiddenStates
 
 
 class StructuredHinge(nn.Module):
@@ -49,9 +48,8 @@ class StructuredHinge(nn.Module):
             ValueError: Target or potentials are not valid, the batch is empty, or the oracle returned invalid outputs.
         """
         potentials = _filled(potentials)
-        given, target = target, self.structure.check_target(target, potentials)
-        if isinstance(self.structure, HiddenStates) and not isinstance(given, Completed):
-            target = self.structure.complete(potentials, target)
+        checked = self.structure.check_target(target, potentials)
+        target = self.structure.choose_target(potentials, target, checked)
         corner = find_corner(self.structure, potentials, target)
         return _linear(corner.loss.mean(), corner.parts, potentials)
 
@@ -121,17 +119,14 @@ class SoftmaxMargin(nn.Module):
                 ) from error
             scores = augmented(potentials, delta).tensors
             cooled = {name: tensor / temperature for name, tensor in scores.items()}
-            found = structure.marginals(potentials.replace(cooled))
-            mean = conform(found.parts, potentials, "marginals(potentials).parts")
-            rest = temperature * per_example(found.log_partition, potentials, "marginals(potentials).log_partition")
+            model = structure.marginals(potentials.replace(cooled))
+            mean = conform(model.parts, potentials, "marginals(potentials).parts")
+            rest = temperature * per_example(model.log_partition, potentials, "marginals(potentials).log_partition")
             rest = rest + constant.to(torch.float64) - inner(mean, potentials.tensors)
-            if isinstance(structure, HiddenStates):  # all states that show the labels, in place of one output
-                cooled = {name: tensor / temperature for name, tensor in potentials.tensors.items()}
-                own = structure.target_marginals(potentials.replace(cooled), target)
-                true = conform(own.parts, potentials, "marginals(potentials).parts")
-                rest = rest - (temperature * own.log_partition - inner(true, potentials.tensors))
-            else:
-                true = conform(structure.parts(target), potentials, "parts(target)")
+            cooled = {name: tensor / temperature for name, tensor in potentials.tensors.items()}
+            shown = structure.target_marginals(potentials.replace(cooled), target)
+            true = conform(shown.parts, potentials, "parts(target)")
+            rest = rest - (temperature * shown.log_partition - inner(true, potentials.tensors))
         reject_rows(~torch.isfinite(rest), "the potentials of {rows} are not finite: check features and weights")
         return rest, {name: tensor - true[name] for name, tensor in mean.items()}
 
@@ -170,6 +165,9 @@ def _once(value: Tensor, potentials: Potentials) -> Tensor:
 
 
 def has_marginals(structure: Structure) -> bool:
-    """Whether the structure defines ``marginals``."""
-    own = structure.structure if isinstance(structure, HiddenStates) else structure
-    return type(own).marginals is not Structure.marginals
+    """Whether the structure defines ``marginals``, and what it wraps does, too."""
+    while type(structure).marginals is not Structure.marginals:
+        if not isinstance(wrapped := getattr(structure, "structure", None), Structure):
+            return True
+        structure = wrapped
+    return False

@@ -142,6 +142,11 @@ class HiddenStates(Around):
         return Completed(target.observed, states)
 
     @override
+    @override
+    def choose_target(self, potentials: Potentials, given: Tensor | Completed, target: Completed) -> Completed:
+        return target if isinstance(given, Completed) else self.complete(potentials, target)
+
+    @override
     def marginals(self, potentials: Potentials) -> Marginals:
         return self.structure.marginals(potentials)
 
