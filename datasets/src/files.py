@@ -119,17 +119,17 @@ def _checked(
             ) from missing
         try:
             content = download()
-            if (found := digest(content)) != sha256:
+            if (checksum := digest(content)) != sha256:
                 raise RuntimeError(
-                    f"{source} gave another file than the published one: its SHA-256 is {found}, not {sha256}"
+                    f"{source} gave another file than the published one: its SHA-256 is {checksum}, not {sha256}"
                 ) from None
             with whole_file(place) as file:
                 file.write(content)
         except OSError as error:
             raise FileNotFoundError(f"{missing} (downloading {source} failed: {error})") from error
         return place
-    if (found := digest(place.read_bytes())) != sha256:
-        raise RuntimeError(f"{place} is corrupt, or not the published file: its SHA-256 is {found}, not {sha256}")
+    if (checksum := digest(place.read_bytes())) != sha256:
+        raise RuntimeError(f"{place} is corrupt, or not the published file: its SHA-256 is {checksum}, not {sha256}")
     return place
 
 

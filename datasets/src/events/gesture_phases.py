@@ -86,10 +86,10 @@ class GesturePhases(PaddedDataset):
         check_whole(every, "every")
         names = {f"{video}_raw.csv": digest for video, digest in _SHA256.items()}
         files = dict(zip(_SHA256, fetch_texts("gestures", names, _URL, _PAGE, root), strict=True))
-        own = {video: _read(file) for video, file in files.items()}
-        training = torch.cat([x for video, (x, _) in own.items() if video not in test])
-        self.videos = tuple(video for video in own if (video in test) == (split == "test"))
-        chosen = [own[video] for video in self.videos]
+        frames = {video: _read(file) for video, file in files.items()}
+        training = torch.cat([x for video, (x, _) in frames.items() if video not in test])
+        self.videos = tuple(video for video in frames if (video in test) == (split == "test"))
+        chosen = [frames[video] for video in self.videos]
         x = [((x - training.mean(0)) / training.std(0))[::every] for x, _ in chosen]
         labels = pad_sequence([y[::every] for _, y in chosen], True, PADDING)
         super().__init__(

@@ -158,9 +158,9 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         """
         return [labeling.detach().cpu()[self.regions(i)] == 1 for i, labeling in enumerate(labelings)]
 
-    def _target(self, held: CachedGraph) -> WeightedLabels:
-        sizes = held.sizes.astype(np.float64)
-        labels = (2 * held.foreground > held.sizes).astype(np.int64)
+    def _target(self, graph: CachedGraph) -> WeightedLabels:
+        sizes = graph.sizes.astype(np.float64)
+        labels = (2 * graph.foreground > graph.sizes).astype(np.int64)
         weights = sizes / sizes.sum()
         if self.balanced:
             of_class = np.bincount(labels, weights, minlength=2)

@@ -74,10 +74,10 @@ def descriptors(image: np.ndarray, cell: int, stride: int) -> Tensor:
         for b in range(_CELLS):
             left = first + columns.start + b * cell - (_CELLS - 1) * cell // 2
             pieces.append(padded[:, top::stride, left::stride][:, : len(rows), : len(columns)])
-    found = torch.cat(pieces).permute(1, 2, 0).contiguous()
-    found /= (found.square().sum(2, keepdim=True) + _FLAT**2).sqrt()
-    norm = found.norm(dim=2, keepdim=True)
-    clipped = found.clamp(max=_CLIP)
+    histograms = torch.cat(pieces).permute(1, 2, 0).contiguous()
+    histograms /= (histograms.square().sum(2, keepdim=True) + _FLAT**2).sqrt()
+    norm = histograms.norm(dim=2, keepdim=True)
+    clipped = histograms.clamp(max=_CLIP)
     return clipped * (norm / clipped.norm(dim=2, keepdim=True).clamp(min=1e-12))
 
 

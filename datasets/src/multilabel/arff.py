@@ -202,10 +202,10 @@ class _Reading:
 
 
 def _attribute(text: str, line: int, where: str, first: int) -> Attribute:
-    found = _ATTRIBUTE.fullmatch(text)
-    if found is None:
+    match = _ATTRIBUTE.fullmatch(text)
+    if match is None:
         raise ValueError(f"{where}: {text[:60]!r} must be @attribute, a name (in quotes if it has blanks) and a type")
-    name, kind = _unquoted(found[1]), found[2].strip()
+    name, kind = _unquoted(match[1]), match[2].strip()
     if kind.lower() in _NUMERIC:
         return Attribute(name, line, first, (name,), None)
     if kind.startswith("{") and kind.endswith("}"):

@@ -99,7 +99,7 @@ def _places(
     return np.array([number for row in rows for number in row], np.int64) - first
 
 
-def _agreed(given: int | None, found: int, name: str, path: str | os.PathLike[str]) -> int:
-    if given not in (None, found):
-        raise ValueError(f"{path}, line 1: {found}, but {name}={given}; leave the argument out")
-    return found
+def _agreed(given: int | None, counted: int, name: str, path: str | os.PathLike[str]) -> int:
+    if given not in (None, counted):
+        raise ValueError(f"{path}, line 1: {counted}, but {name}={given}; leave the argument out")
+    return counted

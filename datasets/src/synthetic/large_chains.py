@@ -98,10 +98,10 @@ class ChainTruth:
                 row, at = scores[token], place[state]
                 state = int(row.argmax())
                 if at >= 0:
-                    own = slice(runs[at], runs[at + 1])
-                    ways = row[before[own]] + extra[own]
+                    run = slice(runs[at], runs[at + 1])
+                    ways = row[before[run]] + extra[run]
                     if ways.max() > row[state]:
-                        state = int(before[own][ways.argmax()])
+                        state = int(before[run][ways.argmax()])
                 states[token] = state
         return states
 

@@ -169,10 +169,10 @@ class ChunkingDataset(SparseChains):
         if not 0 < last < n:
             raise ValueError(f"share={share} of {n} sentences leaves one of the parts empty: give one such as 0.1")
         first, rest = self.sentences.part(0, n - last), self.sentences.part(n - last, n)
-        found = self.describe(first)
-        vocabulary = Vocabulary.from_attributes(found, self.vocabulary.min_count, self.vocabulary.tags)
+        attributes = self.describe(first)
+        vocabulary = Vocabulary.from_attributes(attributes, self.vocabulary.min_count, self.vocabulary.tags)
         return (
-            self._made_of(first, vocabulary, stand_in=self.stand_in, found=found),
+            self._made_of(first, vocabulary, stand_in=self.stand_in, found=attributes),
             self._made_of(rest, vocabulary, stand_in=self.stand_in),
         )
 

@@ -116,9 +116,9 @@ def describe(
 
 def fingerprint(sentences: TaggedSentences) -> str:
     """A short name of the words, parts of speech and lengths of sentences: the same for the same sentences only."""
-    found = hashlib.blake2b(digest_size=16)
+    hashed = hashlib.blake2b(digest_size=16)
     for values in (sentences.words, sentences.pos):
-        found.update("\0".join(values).encode("utf-8", "surrogatepass"))
-        found.update(b"\0\0")
-    found.update(np.ascontiguousarray(sentences.offsets - sentences.offsets[0], np.int64).tobytes())
-    return found.hexdigest()
+        hashed.update("\0".join(values).encode("utf-8", "surrogatepass"))
+        hashed.update(b"\0\0")
+    hashed.update(np.ascontiguousarray(sentences.offsets - sentences.offsets[0], np.int64).tobytes())
+    return hashed.hexdigest()
