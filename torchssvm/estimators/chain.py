@@ -157,9 +157,9 @@ class ChainSVC(SequenceEstimator):
         self._encoded = encoded if self._goes_on else None
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
-        weights = (head.transition, head.bias, head.start_transitions, head.end_transitions)
+        trained = (head.transition, head.bias, head.start_transitions, head.end_transitions)
         self.transitions_, self.intercept_, self.start_, self.end_ = (
-            tensor.detach().numpy().copy() for tensor in weights if tensor is not None
+            tensor.detach().numpy().copy() for tensor in trained if tensor is not None
         )
         return self
 

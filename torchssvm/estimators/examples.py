@@ -139,7 +139,7 @@ NO_LABELS = (-1, -100)
 """Numbers that mark a missing label in scikit-learn and torch."""
 
 
-def check_counts(sizes: Sequence[Any], y: Any, name: str = "y") -> None:
+def check_counts(sizes: Any, y: Any, name: str = "y") -> None:
     """Raise ValueError unless ``y`` has an entry for each of the examples of X."""
     if not hasattr(y, "__len__") or size_of(y) != len(sizes):
         count = size_of(y) if hasattr(y, "__len__") else f"={y!r}"

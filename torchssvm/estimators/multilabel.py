@@ -182,9 +182,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             times = by_class if times is None else times * by_class
             if not times.all():
                 raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
-        structure = Multilabel(
-            labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=_unless_all(pairs, labels)
-        )
+        some = None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs  # None lists all
+        structure = Multilabel(labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=some)
         head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs is not None, structure=structure)
         head = head.double() if X.dtype == np.float64 else head
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
@@ -408,11 +407,6 @@ def _dense(y: Any) -> np.ndarray:
     """Label sets as an array; one column is a vector."""
     y = y.toarray() if sparse.issparse(y) else np.asarray(y)
     return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
-
-
-def _unless_all(pairs: torch.Tensor | None, labels: int) -> torch.Tensor | None:
-    """The pairs that :class:`Multilabel` is to list; None where there are none, or all."""
-    return None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs
 
 
 def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:

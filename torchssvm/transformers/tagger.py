@@ -231,9 +231,9 @@ class StructuredTagger(PreTrainedModel):
         """
         encoder = getattr(model, model.base_model_prefix, None)
         classifier = getattr(model, "classifier", getattr(model, "score", None))
-        linear = isinstance(classifier, nn.Linear) and encoder is not None
-        taken = {id(p) for part in (encoder, classifier) if linear for p in part.parameters()}
-        if not linear or not all(id(p) in taken for p in model.parameters()):
+        taken = {id(p) for part in (encoder, classifier) if isinstance(part, nn.Module) for p in part.parameters()}
+        others = [p for p in model.parameters() if id(p) not in taken]
+        if encoder is None or not isinstance(classifier, nn.Linear) or others:
             raise TypeError(
                 f"model is a {type(model).__name__}: give a token classifier with one nn.Linear on the last hidden "
                 "states, or train StructuredTagger.from_pretrained(name, labels=...)"
