@@ -142,8 +142,8 @@ NO_LABELS = (-1, -100)
 def check_counts(sizes: Any, y: Any, name: str = "y") -> None:
     """Raise ValueError unless ``y`` has an entry for each of the examples of X."""
     if not hasattr(y, "__len__") or size_of(y) != len(sizes):
-        count = size_of(y) if hasattr(y, "__len__") else f"={y!r}"
-        raise ValueError(f"X has {len(sizes)} examples and {name} has {count}: each example needs one")
+        count = size_of(y) if hasattr(y, "__len__") else _short(y)
+        raise ValueError(f"X has {len(sizes)} examples and {name} has {count}: give one for each example")
 
 
 def _no_label(name: str) -> ValueError:
@@ -164,7 +164,7 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
         check_readable(labels, f"y[{place}]")
         y[row] = labels = np.asarray(labels) if hasattr(labels, "__array__") else labels
         if isinstance(labels, str) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) != 1:
-            raise ValueError(f"y[{place}]={labels!r} must be a list of labels, one for each {what} of X[{place}]")
+            raise ValueError(f"y[{place}]={_short(labels)} must be a list of labels, one for each {what} of X[{place}]")
         if size != len(labels):
             raise ValueError(f"X[{place}] has {size} {what}s and y[{place}] has {len(labels)} labels")
         for at, label in enumerate(labels):
@@ -315,7 +315,7 @@ ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens wi
 def check_list(X: Any, what: str = "sequences", least: int = 0) -> None:
     """Raise ValueError for anything without a length or an order, or with fewer than ``least`` entries."""
     if isinstance(X, str | Mapping) or sparse.issparse(X) or not hasattr(X, "__len__") or len(X) < least:
-        raise ValueError(f"X must be a list of {what}, at least {least}, not {_short(X)}: list(X) may make one")
+        raise ValueError(f"X must be a list of {what}{', not empty' * least}, not {_short(X)}: list(X) may make one")
     check_readable(X, "X")
 
 
