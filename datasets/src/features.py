@@ -20,7 +20,7 @@ class PrecomputedFeatures(PaddedDataset):
 
     The module is called with a batch's padded ``x``, in evaluation mode and without gradients, on the device
     of its parameters; afterwards each submodule has its former mode. If its ``forward`` has a parameter called
-    ``lengths``, as that of a packed LSTM, it is called as ``features(x, lengths=lengths)`` where batches have
+    ``lengths``, as a packed LSTM does, it is called as ``features(x, lengths=lengths)`` where batches have
     lengths, and with ``attention_mask=`` where it has that, as an ``AutoModel`` of transformers, of which
     ``last_hidden_state`` is taken. Features at padded positions are set to zero. Each example is padded to the longest
     of its batch; a module that depends on padding, such as a convolution along the sequence, must handle this itself.

@@ -97,7 +97,7 @@ class ChainSVC(SequenceEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any) -> ChainSVC:
-        """Add the sequences ``X`` to those of ``fit`` or the calls before, and go on to the optimum for all.
+        """Add the sequences ``X`` to the training set of earlier calls, and go on to the optimum for all.
 
         New features and labels are added behind the old ones, in ``vocabulary_`` and ``classes_`` too.
 

@@ -77,7 +77,7 @@ class GraphSVC(StructuredEstimator):
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order.
-        coef_: ``[K, F]``; with cycles ``[1, F]``, the weights of the second label less those of the first.
+        coef_: ``[K, F]``; with cycles ``[1, F]``, the weights of the second label minus the first.
         intercept_: ``[K]`` or ``[1]``.
         edge_coef_: ``[G, K, K]``; with cycles ``[G]``.
         n_features_in_, n_edge_features_in_: F and G.

@@ -83,12 +83,12 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
     that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With all
     pairs of more than 30 labels that is usual: a warning names :class:`torchssvm.GDMM`, which trains without decoding.
 
-    By default the pairs are scored whose counts differ from those of independent labels by more than chance, at most
+    By default the pairs are scored whose counts differ from independent labels by more than chance, at most
     five of each label. Labels that exclude each other, so that rows have about equally many, are also paired with the
     five most frequent ones. Labels that are never or always on have no pairs; of more than 60 labels there are none.
 
     Features are scaled, so that rows are about 1 long: the columns of an array that is mostly not zero get mean 0 and
-    equal variances, and other rows, those of sparse matrices too, are divided by their length. Before that, columns
+    equal variances, and other rows, also of sparse matrices, are divided by their length. Before that, columns
     that most of these rows have lose their median, and become as large as the others: a column that is on in most rows
     then marks those in which it is off. Sparse matrices stay sparse. A column whose numbers differ by rounding alone
     has no weight, and a warning names it.
@@ -322,7 +322,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each label for every row, ``[n, K]`` float64, by :meth:`calibrate`.
 
-        Where ``y`` was a vector, that of each class.
+        Where ``y`` was a vector, the probability of each class.
         """
         probabilities = (self._two_or_more(X) / self.temperature_).softmax(-1).numpy()
         return probabilities[..., 1] if self._sets else probabilities
@@ -344,7 +344,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return self.structure_.decode(self._potentials(scores)).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained model and its labels, those of the columns of a table ``y``, to one file.
+        """Write the trained model and its labels, the columns of a table ``y``, to one file.
 
         Where ``y`` was a vector, the file has classes, with the head :class:`torchssvm.LinearMulticlass` on dense rows,
         and is read by :func:`torchssvm.deployment.load_model`. See :meth:`StructuredEstimator.save`.

@@ -124,8 +124,8 @@ class TaggerOutput(ModelOutput):
 class StructuredTagger(PreTrainedModel):
     """A linear chain over the words of a sentence, on the hidden states of a pretrained encoder.
 
-    ``labels`` are those of ``DataCollatorForTokenClassification``: a state at the first piece of every word and -100 at
-    all other positions, wherever they are; or the labels that words may have, as :meth:`collate` makes them. In
+    ``labels`` are as ``DataCollatorForTokenClassification`` makes them: a state at the first piece of every word and
+    -100 at all other positions, wherever they are; or the labels that words may have, as :meth:`collate` makes them. In
     ``transformers.Trainer`` it trains by the loss of its configuration, with clipping, accumulation and 16-bit steps as
     any model; :meth:`solve` trains the head to a certified gap. Make it by :meth:`from_classifier` or
     :meth:`from_pretrained`.
@@ -226,7 +226,7 @@ class StructuredTagger(PreTrainedModel):
             scheme: As in :class:`StructuredTaggerConfig`.
 
         Raises:
-            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states, as that of ModernBERT.
+            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states, as in ModernBERT.
             ValueError: Its labels do not fit the scheme.
         """
         encoder = getattr(model, model.base_model_prefix, None)
@@ -441,7 +441,7 @@ class StructuredTagger(PreTrainedModel):
         Args:
             dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
                 those of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
-                labels, the head as it is chooses the best sequence, and the certificate is that of these labels: a call
+                labels, the head as it is chooses the best sequence, and the certificate holds for these labels: a call
                 is one round of :func:`torchssvm.latent`.
             held_out: Examples that are not trained on. Their F1 of spans, or share of right words without a scheme,
                 chooses lambda and decides between the old head and the new one. None needs ``lam`` and keeps the new
@@ -475,7 +475,7 @@ class StructuredTagger(PreTrainedModel):
         """The spans of raw texts, or of lists of words, with their probabilities.
 
         Args:
-            texts: Sentences. The words of a string are those of the tokeniser's own splitting, ``word_ids``.
+            texts: Sentences. A string is split into words by the tokeniser, as ``word_ids`` says.
             tokenizer: The encoder's, a fast one.
 
         Returns:

@@ -44,14 +44,14 @@ class GesturePhases(PaddedDataset):
     velocities (12), accelerations (12), speeds (4) and lengths of the accelerations (4); y are the codes that
     :class:`~torchssvm.Segments` takes, every run of a label being a segment, and ``structure.frames(y)`` the labels of
     frames. Positions are relative to the spine; x and y are divided by the median distance of head and spine, z is not.
-    Velocities are differences of three frames on and three back, and accelerations those of velocities. Every feature
-    has mean 0 and variance 1 over the frames of the training videos.
+    Velocities are differences of three frames on and three back, and accelerations are differences of velocities. Every
+    feature has mean 0 and variance 1 over the frames of the training videos.
 
     Args:
-        split: ``"train"``, all videos but those of ``test``, or ``"test"``.
+        split: ``"train"``, all videos outside of ``test``, or ``"test"``.
         test: The videos to test on. As it stands, a story that everyone tells; ``("c1", "c3")`` is a person who is not
             seen in training, which is harder.
-        every: Keeps one of so many frames, the first and so on; velocities are those of all.
+        every: Keeps one of so many frames, the first and so on; velocities use all frames.
         root: The folder that has ``gestures``; None is ``TORCHSSVM_DATA`` and the cache.
 
     Attributes:

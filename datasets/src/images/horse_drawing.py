@@ -19,7 +19,7 @@ def draw_segmentations(
 ) -> None:
     """Images with the predicted foreground: green if right, red if wrong; missed foreground is blue.
 
-    A white line is the border of the true mask. ``labelings`` are those of the superpixels, int64 ``[N]`` or longer,
+    A white line is the border of the true mask. ``labelings`` label the superpixels, int64 ``[N]`` or longer,
     for each of the ``rows``, in an empty figure or subfigure of matplotlib.
     """
     columns = min(4, len(rows))

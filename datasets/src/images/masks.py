@@ -43,7 +43,7 @@ class MaskRule(NamedTuple):
         """The foreground ``[H, W]`` bool, masked where pixels do not count.
 
         ``found`` are the numbers of the file, ``[H, W]`` or ``[H, W, channels]``, and ``colours`` RGB ``[H, W, 3]``
-        where the numbers are those of a palette. ValueError where they do not say what is foreground.
+        where the numbers index a palette. ValueError where they do not say what is foreground.
         """
         if found.ndim == 3:
             found = found[:, :, :3] if found.shape[2] >= 3 else found[:, :, :1]  # without opacity

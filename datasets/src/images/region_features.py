@@ -119,7 +119,7 @@ def region_graph(
 ) -> RegionGraph:
     """The graph of one image, uint8 RGB ``[H, W, 3]``, whose mask ``[H, W]`` is True in the foreground.
 
-    Sizes are those of the pixels that count, where ``mask`` is not masked.
+    Sizes count the pixels where ``mask`` is not masked.
 
     Raises:
         ValueError: The image is too small to be divided.

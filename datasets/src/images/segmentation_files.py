@@ -176,7 +176,7 @@ def _tests(name: str) -> bool:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """The numbers of a picture, and, where they are those of a palette, its colours."""
+    """The numbers of a picture, and its colours where the numbers index a palette."""
     with needs(NEEDS, "PIL"):
         from PIL import Image
     try:

@@ -37,7 +37,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
     a wrong label costs, float32 ``[N]``; index is the image's number in the split. Batches are padded, with labels
     -1, weights 0 and edges -1, and have the numbers of superpixels as lengths.
 
-    The loss is that of [G16] appendix I.3: a superpixel costs its share of the pixels of all superpixels with its
+    The loss is from [G16], appendix I.3: a superpixel costs its share of the pixels of all superpixels with its
     label, times 1/2, so that an image's weights add up to 1, and each class's to 1/2. Where there is one class only,
     its weights add up to 1.
 
@@ -196,7 +196,7 @@ class SegmentationPixels(NamedTuple):
 class PixelSegmentation(Dataset[GraphExample]):
     """The images of :class:`SuperpixelGraphs` with their pixels: x is :class:`SegmentationPixels`, all else the same.
 
-    A network's features of the pixels become those of the superpixels by :func:`torchssvm.datasets.pool_regions`.
+    A network's features of the pixels become features of the superpixels by :func:`torchssvm.datasets.pool_regions`.
 
     Args:
         graphs: The images, for example ``HorseSegmentation("train")``.

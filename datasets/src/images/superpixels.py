@@ -1,6 +1,6 @@
 """Superpixels of an image (SLIC) and the graph of those that touch.
 
-SLIC is that of scikit-image; see R. Achanta et al., *SLIC Superpixels Compared to State-of-the-Art Superpixel Methods*,
+SLIC comes from scikit-image; see R. Achanta et al., *SLIC Superpixels Compared to State-of-the-Art Superpixel Methods*,
 2012.
 """
 

@@ -45,8 +45,8 @@ def descriptors(image: np.ndarray, cell: int, stride: int) -> Tensor:
     """Gradient orientations around the nodes of a grid, as SIFT describes them, of an image uint8 RGB ``[H, W, 3]``.
 
     16 cells around a node, 8 orientations in each; a gradient counts for the two nearest orientations and, by distance,
-    for the four nearest cells. Descriptors are normalised, clipped at 0.2 and normalised again; those of flat patches
-    are nearly zero. A cell has an even side; the nodes stand at ``stride // 2 + stride * i``.
+    for the four nearest cells. Descriptors are normalised, clipped at 0.2 and normalised again; descriptors of flat
+    patches are nearly zero. A cell has an even side; the nodes stand at ``stride // 2 + stride * i``.
 
     Returns float32 ``[ceil((H - stride // 2) / stride), ceil((W - stride // 2) / stride), 128]``.
     """

@@ -1,6 +1,6 @@
 """Multilabel data in the format of LIBSVM: ``1,5,7 12:0.5 90:1``, labels and then features, an example a line.
 
-https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel.html has such files; those of the extreme
+https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel.html has such files; files of the extreme
 classification repository begin with a line of three numbers: examples, features, labels. scikit-learn parses them.
 """
 

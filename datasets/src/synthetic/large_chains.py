@@ -145,7 +145,7 @@ class LargeChains(SparseChains):
     right about more chains on average.
 
     With as many features as states, the default, a feature belongs to ``own`` states on average, so that a token alone
-    is ambiguous; see :attr:`truth_error`. Items and batches are those of :class:`SparseChains`; a value is how often
+    is ambiguous; see :attr:`truth_error`. Items and batches are as in :class:`SparseChains`; a value is how often
     the feature was drawn. The same arguments give the same chains; both splits have the same truth.
 
     Args:

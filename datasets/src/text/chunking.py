@@ -23,7 +23,7 @@ from .templates import Attributes
 class ChunkingDataset(SparseChains):
     """A map-style dataset of sentences; :meth:`collate` and ``__getitems__`` make its batches.
 
-    Items and batches are those of :class:`torchssvm.datasets.SparseChains`, with columns only; states are tags.
+    Items and batches are as in :class:`torchssvm.datasets.SparseChains`, with columns only; states are tags.
 
     Attributes that are not in the vocabulary are left out. If the sentences have no tags, y is -1 throughout, which
     suffices for predictions.
@@ -156,7 +156,7 @@ class ChunkingDataset(SparseChains):
     def hold_out(self, share: float = 0.1) -> tuple[ChunkingDataset, ChunkingDataset]:
         """The first sentences for training and the last for validation, both numbered from 0.
 
-        The new vocabulary is that of the first part, with the same ``min_count`` and the same tags.
+        The new vocabulary comes from the first part, with the same ``min_count`` and the same tags.
 
         Args:
             share: Share of the sentences that is held out; their number is rounded.

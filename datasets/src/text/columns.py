@@ -34,7 +34,7 @@ class TaggedSentences:
         offsets: int64 ``[n + 1]``: sentence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``.
         lines: int64 ``[tokens]``, the line number of every token, from 1.
         source: The file, for messages.
-        scheme: ``"bio"`` where the tags are those of chunks, None where they are taken as they are.
+        scheme: ``"bio"`` for tags of chunks; None where tags are taken as they are.
         separator: What separates the columns of the file, ``"tabs"`` or ``"blanks"``.
 
     Example:
@@ -228,7 +228,7 @@ def _places(
         )
     word, tag, pos = places
     assert word is not None
-    return word, None if tags_optional and tag == word else tag, pos  # the last column is that of the words
+    return word, None if tags_optional and tag == word else tag, pos  # the last column holds the words
 
 
 def _check_three(sentences: TaggedSentences) -> TaggedSentences:
@@ -262,7 +262,7 @@ NAMES_LINE = "# global.columns ="
 class Columns(NamedTuple):
     """Columns of a file, each by its position (from 0; negative from the last) or by its name.
 
-    Names are those of the comment ``# global.columns = ...`` of CoNLL-U Plus, or of the first line, if that holds all
+    Names come from the comment ``# global.columns = ...`` of CoNLL-U Plus, or of the first line, if that holds all
     the names that are asked for.
 
     Attributes:
