@@ -93,8 +93,8 @@ def fetch_texts(
         return _digest(content.replace(b"\r", b""))
 
     return [
-        _checked(f"{folder}/{name}", f"{url}, {name}", functools.partial(unpack, name), digest, own, page, root)
-        for name, own in sha256.items()
+        _checked(f"{folder}/{name}", f"{url}, {name}", functools.partial(unpack, name), digest, digest_of, page, root)
+        for name, digest_of in sha256.items()
     ]
 
 
@@ -136,8 +136,8 @@ def _checked(
 def read_arrays(file: Path, *names: str) -> list[np.ndarray]:
     """Arrays of an ``.npz`` file, by name; nothing is unpickled. RuntimeError if it is corrupt, or lacks one."""
     try:
-        with np.load(file, allow_pickle=False) as held:
-            return [held[name] for name in names]
+        with np.load(file, allow_pickle=False) as archive:
+            return [archive[name] for name in names]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RuntimeError(f"{file} is corrupt, or lacks one of the arrays {', '.join(names)}: {error}") from error
 

@@ -169,11 +169,11 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        found = manifest["key"]["format"]
+        written = manifest["key"]["format"]
     except (KeyError, TypeError, ValueError) as error:
         raise StaleCache(f"{path} is damaged: {error}") from error
-    if found != FORMAT:
-        raise StaleCache(f"the cache {folder} has format {found}, and this version of torchssvm reads {FORMAT}")
+    if written != FORMAT:
+        raise StaleCache(f"the cache {folder} has format {written}, and this version of torchssvm reads {FORMAT}")
     return manifest
 
 

@@ -85,7 +85,7 @@ def _several(given: int | Iterable[int], name: str) -> tuple[int, ...]:
     return tuple(check_whole(one, name, 0) for one in (given if isinstance(given, Iterable) else [given]))
 
 
-def _several_colours(found: np.ndarray) -> bool:
+def _several_colours(numbers: np.ndarray) -> bool:
     """Whether pixels that are not black differ in colour."""
-    bright = found[found.any(2)]
+    bright = numbers[numbers.any(2)]
     return bool((bright != bright[:1]).any())

@@ -102,13 +102,13 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         return len(self._numbers)
 
     def __getitem__(self, i: int) -> GraphExample:
-        held = self.graph(i)
+        cached = self.graph(i)
         x = Graphs(
-            torch.from_numpy(np.array(held.nodes)),
-            torch.from_numpy(np.array(held.edge_features)),
-            torch.from_numpy(held.edges.astype(np.int64)),
+            torch.from_numpy(np.array(cached.nodes)),
+            torch.from_numpy(np.array(cached.edge_features)),
+            torch.from_numpy(cached.edges.astype(np.int64)),
         )
-        return GraphExample(x, self._target(held), place_of(i, len(self)))
+        return GraphExample(x, self._target(cached), place_of(i, len(self)))
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The images at ``indices`` as one batch; a ``DataLoader`` calls this."""
@@ -141,8 +141,8 @@ class SuperpixelGraphs(Dataset[GraphExample]):
             raise ValueError(f"labelings are {len(labelings)}, and the dataset has {len(self)} images")
         counts = np.zeros((len(self), 4), np.int64)
         for i, labeling in enumerate(labelings):
-            held = self.graph(i)
-            sizes, foreground = held.sizes.astype(np.int64), held.foreground.astype(np.int64)
+            cached = self.graph(i)
+            sizes, foreground = cached.sizes.astype(np.int64), cached.foreground.astype(np.int64)
             labels = labeling.detach().cpu().numpy()[: len(sizes)]
             if len(labels) < len(sizes) or not np.isin(labels, (0, 1)).all():
                 raise ValueError(f"labelings[{i}] must have {len(sizes)} labels 0 or 1, one for each superpixel")

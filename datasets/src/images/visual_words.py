@@ -87,8 +87,8 @@ def words(image: np.ndarray, vocabulary: Vocabulary, grid: int, cell: int, strid
     The image is divided into ``grid * grid`` positions; see :func:`descriptors` for the rest.
     """
     height, width = image.shape[:2]
-    found = descriptors(image, cell, stride)
-    gradient = nearest(found.flatten(0, 1), vocabulary.gradients).view(found.shape[:2]).numpy()
+    nodes = descriptors(image, cell, stride)
+    gradient = nearest(nodes.flatten(0, 1), vocabulary.gradients).view(nodes.shape[:2]).numpy()
     node = [
         np.minimum(np.arange(side) // stride, count - 1)
         for side, count in zip((height, width), gradient.shape, strict=True)

@@ -67,12 +67,12 @@ class ChainTruth:
                 f"chains have in_features={chains.in_features} and num_states={chains.num_states}, must be "
                 f"{len(self.emission)} and {self.emission.num_columns}, as the truth has"
             )
-        found = torch.empty(len(chains.states), dtype=torch.int64)
+        decoded = torch.empty(len(chains.states), dtype=torch.int64)
         longest, states = int(chains.lengths.max()), self.emission.num_columns
         for part in torch.arange(len(chains)).split(max(_ENTRIES // (longest * states), 1)):
             tokens = torch.cat([torch.arange(*chains.offsets[i : i + 2].tolist()) for i in part.tolist()])
-            found[tokens] = torch.from_numpy(self._decode(chains, part, tokens))
-        return found
+            decoded[tokens] = torch.from_numpy(self._decode(chains, part, tokens))
+        return decoded
 
     def _decode(self, chains: SparseChains, part: Tensor, tokens: Tensor) -> np.ndarray:
         """The best states of some chains, one chain after another."""

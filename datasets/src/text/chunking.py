@@ -192,12 +192,12 @@ def _states(sentences: TaggedSentences, vocabulary: Vocabulary, stand_in: str | 
         return np.full(len(sentences.words), PADDING, np.int64)
     state: dict[str, int] = {}
     for tag in set(sentences.tags):
-        found = vocabulary.state(tag)
-        found = other if found is None else found
-        if found is None:
+        known = vocabulary.state(tag)
+        known = other if known is None else known
+        if known is None:
             raise ValueError(
                 f"{sentences.where(sentences.tags.index(tag))}: tag {tag!r} is not one of the vocabulary's: "
                 f"{', '.join(vocabulary.tags)}; stand_in= names the tag to show in its place"
             )
-        state[tag] = found
+        state[tag] = known
     return np.array([state[tag] for tag in sentences.tags], np.int64)

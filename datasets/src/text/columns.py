@@ -312,7 +312,7 @@ class Columns(NamedTuple):
         Raises:
             ValueError: There is no such column.
         """
-        found: list[int | None] = []
+        chosen: list[int | None] = []
         for what, value in zip(self._fields[:3], self[:3], strict=True):
             if isinstance(value, str) and value not in names:
                 known = f"the file names {', '.join(names)}" if names else "the file names no columns: give positions"
@@ -320,5 +320,5 @@ class Columns(NamedTuple):
             place = names.index(value) if isinstance(value, str) else value
             if place is not None and not -count <= place < count:
                 raise ValueError(f"{where}: {count} column{'s' * (count > 1)}, and {what}={value!r} asks for another")
-            found.append(None if place is None else place % count)
-        return found
+            chosen.append(None if place is None else place % count)
+        return chosen
