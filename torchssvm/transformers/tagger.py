@@ -197,12 +197,7 @@ class StructuredTagger(PreTrainedModel):
             (saved[0] if isinstance(saved, tuple) else saved)._freeze()  # transformers makes new parameters
             return saved
         settings = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
-        try:
-            encoder = AutoModel.from_pretrained(name, *args, **options)
-        except ValueError as error:
-            if StructuredTaggerConfig.__name__ in str(error):
-                raise ValueError(f"{name} holds a tagger with its labels: leave out labels=") from error
-            raise
+        encoder = AutoModel.from_pretrained(name, *args, **options)
         config = StructuredTaggerConfig(encoder.config, labels, scheme, **settings)
         return cls(config, encoder).eval()  # as from_pretrained leaves the encoder
 
