@@ -87,8 +87,8 @@ class GapDataModule(L.LightningDataModule):
 
     def _split(self, split: str) -> Any:
         if split not in self._splits:
-            found = self.read(split)
-            self._splits[split] = self._split("test") if found is None else found
+            dataset = self.read(split)
+            self._splits[split] = self._split("test") if dataset is None else dataset
         return self._splits[split]
 
     @property

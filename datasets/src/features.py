@@ -20,7 +20,7 @@ class PrecomputedFeatures(PaddedDataset):
 
     The module is called with a batch's padded ``x``, in evaluation mode and without gradients, on the device
     of its parameters; afterwards each submodule has its former mode. If its ``forward`` has a parameter called
-    ``lengths``, as that of a packed LSTM, it is called as ``features(x, lengths=lengths)`` where batches have
+    ``lengths``, as a packed LSTM does, it is called as ``features(x, lengths=lengths)`` where batches have
     lengths, and with ``attention_mask=`` where it has that, as an ``AutoModel`` of transformers, of which
     ``last_hidden_state`` is taken. Features at padded positions are set to zero. Each example is padded to the longest
     of its batch; a module that depends on padding, such as a convolution along the sequence, must handle this itself.
@@ -58,7 +58,7 @@ class PrecomputedFeatures(PaddedDataset):
         collate = getattr(dataset, "collate", None)
         if collate is None:
             raise TypeError(f"dataset has no `collate`, which makes its batches: {type(dataset).__name__}")
-        held = torch.device("cpu" if device is None else device)
+        target = torch.device("cpu" if device is None else device)
         parameter = next(features.parameters(), None)
         xs: list[Tensor] = []
         ys: list[Tensor] = []
@@ -83,7 +83,7 @@ class PrecomputedFeatures(PaddedDataset):
                     out = out.masked_fill(beyond.view(*leading, *[1] * (out.dim() - 2)).to(out.device), 0)
                     looked = looked or check_padded_ids(features, inputs[0], batch.lengths)
                     lengths.append(batch.lengths.cpu())
-                xs.append(out.to(held))
+                xs.append(out.to(target))
                 ys.append(batch.y.cpu())
                 indices.append(batch.index.cpu())
         if not xs:

@@ -93,8 +93,8 @@ def fetch_texts(
         return _digest(content.replace(b"\r", b""))
 
     return [
-        _checked(f"{folder}/{name}", f"{url}, {name}", functools.partial(unpack, name), digest, own, page, root)
-        for name, own in sha256.items()
+        _checked(f"{folder}/{name}", f"{url}, {name}", functools.partial(unpack, name), digest, digest_of, page, root)
+        for name, digest_of in sha256.items()
     ]
 
 
@@ -119,25 +119,25 @@ def _checked(
             ) from missing
         try:
             content = download()
-            if (found := digest(content)) != sha256:
+            if (checksum := digest(content)) != sha256:
                 raise RuntimeError(
-                    f"{source} gave another file than the published one: its SHA-256 is {found}, not {sha256}"
+                    f"{source} gave another file than the published one: its SHA-256 is {checksum}, not {sha256}"
                 ) from None
             with whole_file(place) as file:
                 file.write(content)
         except OSError as error:
             raise FileNotFoundError(f"{missing} (downloading {source} failed: {error})") from error
         return place
-    if (found := digest(place.read_bytes())) != sha256:
-        raise RuntimeError(f"{place} is corrupt, or not the published file: its SHA-256 is {found}, not {sha256}")
+    if (checksum := digest(place.read_bytes())) != sha256:
+        raise RuntimeError(f"{place} is corrupt, or not the published file: its SHA-256 is {checksum}, not {sha256}")
     return place
 
 
 def read_arrays(file: Path, *names: str) -> list[np.ndarray]:
     """Arrays of an ``.npz`` file, by name; nothing is unpickled. RuntimeError if it is corrupt, or lacks one."""
     try:
-        with np.load(file, allow_pickle=False) as held:
-            return [held[name] for name in names]
+        with np.load(file, allow_pickle=False) as archive:
+            return [archive[name] for name in names]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RuntimeError(f"{file} is corrupt, or lacks one of the arrays {', '.join(names)}: {error}") from error
 

@@ -25,7 +25,7 @@ LARGEST = 3.4028234663852886e38
 
 _GZIP = b"\x1f\x8b"
 _ARCHIVE = re.compile(rb"(?P<zip>PK\x03\x04)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9]1AY&SY)|(?P<zstd>\x28\xb5\x2f\xfd)")
-_MARKS = {  # UTF-32 first: the mark of UTF-16 begins that of UTF-32
+_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -181,4 +181,4 @@ def _at_tabs(lines: Sequence[str]) -> Fields:
 
 
 def _usual(sizes: Sequence[int]) -> int:
-    return Counter(sizes).most_common(1)[0][0]  # of several, that of the first line
+    return Counter(sizes).most_common(1)[0][0]  # of several, the size of the first line

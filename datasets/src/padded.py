@@ -84,10 +84,10 @@ def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
 def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
     """Tensors with equally many axes in one tensor ``[B, ...]``, padded with ``fill``; truth values with False."""
     sizes = [max(each) for each in zip(*(tensor.shape for tensor in tensors), strict=True)]
-    found = tensors[0].new_full((len(tensors), *sizes), False if tensors[0].dtype == torch.bool else fill)
-    for row, tensor in zip(found, tensors, strict=True):
+    rows = tensors[0].new_full((len(tensors), *sizes), False if tensors[0].dtype == torch.bool else fill)
+    for row, tensor in zip(rows, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
-    return found
+    return rows
 
 
 def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Sequence[_Item]], Batch]:
@@ -111,8 +111,8 @@ def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Seq
 def _check_alike(xs: Sequence[Tensor], first: int) -> None:
     """Raise ValueError where the axes from the ``first`` one on have other sizes in some examples."""
     if len(sizes := {tuple(x.shape[first:]) for x in xs}) > 1:
-        found = ", ".join(str(list(size)) for size in sorted(sizes))
-        raise ValueError(f"the examples of a batch have features {found}: join only datasets whose x has equal sizes")
+        listed = ", ".join(str(list(size)) for size in sorted(sizes))
+        raise ValueError(f"the examples of a batch have features {listed}: join only datasets whose x has equal sizes")
 
 
 @collating

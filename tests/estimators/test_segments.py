@@ -138,7 +138,7 @@ def test_class_weights_multiply_the_costs_of_frames():
     assert weighted.primal == pytest.approx(3.0 * plain.primal, rel=2e-3)
     balanced = SegmentSVC(class_weight="balanced", **given).fit(X, SPANS).structure_.class_weight
     assert balanced.tolist() == pytest.approx([12 / 14, 12 / 10])  # 7 frames of a, 5 of b
-    with pytest.raises(ValueError, match="class_weight names 'z'"):
+    with pytest.raises(ValueError, match="class_weight="):
         SegmentSVC(class_weight={"a": 2.0, "z": 1.0}).fit(X, SPANS)
     with pytest.raises(ValueError, match="class_weight="):
         SegmentSVC(class_weight={"a": 2.0}, span_loss=True).fit(X, SPANS)

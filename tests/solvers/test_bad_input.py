@@ -191,10 +191,7 @@ STRUCTURES = [
     ({"loss": lambda *a: LOSS(*a).unsqueeze(1)}, "loss|shape"),
     ({"parts": lambda *a: PARTS(*a)[:, 1:]}, "potentials"),
     ({"parts": lambda *a: {"scores": PARTS(*a), "more": PARTS(*a)}}, "potentials"),
-    (
-        {"augmented_argmax": lambda self, p, y: self.argmax(Potentials(-p.single - self.loss_potentials(y)[0]))},
-        "target",
-    ),
+    ({"augmented_argmax": worst_output}, "target"),
     ({"augmented_argmax": bounded_below}, "bound"),
     ({"augmented_argmax": lambda self, p, y: Decoding(self.argmax(p), exact=False)}, "bound"),
 ]

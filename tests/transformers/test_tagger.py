@@ -158,7 +158,7 @@ def test_the_dtype_asked_for_is_that_of_the_encoder(classifier, tmp_path, stored
 
 def test_labels_of_a_saved_tagger_are_refused(tagger, tmp_path):
     tagger.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="labels"):
+    with pytest.raises(ValueError, match="StructuredTaggerConfig"):
         StructuredTagger.from_pretrained(tmp_path, labels=LABELS)
 
 

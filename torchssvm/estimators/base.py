@@ -413,7 +413,7 @@ class SequenceEstimator(CalibratedEstimator):
         """Fit one temperature to sequences that ``fit`` has not seen, for :meth:`predict_proba`.
 
         It is the T that makes their labels most probable, ``P(y) = exp(score(y) / T) / Z``: without it, scores of max
-        margin are not those of probabilities. What is predicted stays as it is; another ``fit`` forgets it.
+        margin are no log probabilities. Predictions stay as they are; another ``fit`` forgets it.
 
         Args:
             X: As in :meth:`fit`, no sequence empty.

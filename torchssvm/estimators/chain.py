@@ -97,7 +97,7 @@ class ChainSVC(SequenceEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any) -> ChainSVC:
-        """Add the sequences ``X`` to those of ``fit`` or the calls before, and go on to the optimum for all.
+        """Add the sequences ``X`` to the training set of earlier calls, and go on to the optimum for all.
 
         New features and labels are added behind the old ones, in ``vocabulary_`` and ``classes_`` too.
 
@@ -157,9 +157,9 @@ class ChainSVC(SequenceEstimator):
         self._encoded = encoded if self._goes_on else None
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
-        weights = (head.transition, head.bias, head.start_transitions, head.end_transitions)
+        trained = (head.transition, head.bias, head.start_transitions, head.end_transitions)
         self.transitions_, self.intercept_, self.start_, self.end_ = (
-            tensor.detach().numpy().copy() for tensor in weights if tensor is not None
+            tensor.detach().numpy().copy() for tensor in trained if tensor is not None
         )
         return self
 

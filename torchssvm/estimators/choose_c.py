@@ -49,7 +49,7 @@ def choose_from_guess(
             seen.append(_counted(trained, held_out))
             return _micro_f1(seen[-1])
 
-        scale = n / len(rest)  # lam n is that of all examples
+        scale = n / len(rest)  # keeps lam n as for all examples
         choice = choose_lam(
             copy.deepcopy(head),
             rest,

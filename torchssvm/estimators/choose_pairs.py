@@ -23,7 +23,7 @@ def all_pairs(y: np.ndarray) -> np.ndarray:
 
 
 def choose_pairs(y: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
-    """The pairs whose counts differ from those of independent labels by more than chance: ``[P, 2]`` int64.
+    """The pairs whose counts differ from independent labels by more than chance: ``[P, 2]`` int64.
 
     The likelihood ratio of a table of two by two is tested, at a level of 5 % for all pairs together. Of each label at
     most five pairs are taken, the clearest first. Where examples have about equally many labels, as if the

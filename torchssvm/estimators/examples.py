@@ -139,11 +139,11 @@ NO_LABELS = (-1, -100)
 """Numbers that mark a missing label in scikit-learn and torch."""
 
 
-def check_counts(sizes: Sequence[Any], y: Any, name: str = "y") -> None:
+def check_counts(sizes: Any, y: Any, name: str = "y") -> None:
     """Raise ValueError unless ``y`` has an entry for each of the examples of X."""
     if not hasattr(y, "__len__") or size_of(y) != len(sizes):
-        count = size_of(y) if hasattr(y, "__len__") else f"={y!r}"
-        raise ValueError(f"X has {len(sizes)} examples and {name} has {count}: each example needs one")
+        count = size_of(y) if hasattr(y, "__len__") else _short(y)
+        raise ValueError(f"X has {len(sizes)} examples and {name} has {count}: give one for each example")
 
 
 def _no_label(name: str) -> ValueError:
@@ -163,10 +163,9 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
         place = number_of(row)
         check_readable(labels, f"y[{place}]")
         y[row] = labels = np.asarray(labels) if hasattr(labels, "__array__") else labels
-        if isinstance(labels, str) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) != 1:
-            raise ValueError(f"y[{place}]={labels!r} must be a list of labels, one for each {what} of X[{place}]")
-        if size != len(labels):
-            raise ValueError(f"X[{place}] has {size} {what}s and y[{place}] has {len(labels)} labels")
+        listed = hasattr(labels, "__len__") and not isinstance(labels, str) and getattr(labels, "ndim", 1) == 1
+        if not listed or len(labels) != size:
+            raise ValueError(f"y[{place}]={_short(labels)} must be {size} labels, one for each {what} of X[{place}]")
         for at, label in enumerate(labels):
             kind = str if isinstance(label, str) else Real if isinstance(label, Real | np.bool_) else None
             first = first or kind
@@ -245,11 +244,10 @@ def weights_of(
         counts = np.bincount(codes, sample_weight, len(classes)).astype(np.float64)
         least = counts[counts > 0.0].min(initial=np.inf)  # stands for the count of a class that does not occur
         return counts.sum() / (len(classes) * np.maximum(counts, least))
-    weights = class_weight or {}
-    if not isinstance(weights, dict) or not all(0.0 <= weight < np.inf for weight in weights.values()):
+    weights, known = class_weight or {}, set(classes.tolist())
+    numbers = isinstance(weights, dict) and all(0.0 <= weight < np.inf for weight in weights.values())
+    if not numbers or not (known <= set(weights) or set(weights) <= known):
         raise ValueError(f"class_weight={class_weight!r} must be None, 'balanced' or finite numbers >= 0 by class")
-    if set(classes.tolist()) - set(weights) and (others := [name for name in weights if name not in classes.tolist()]):
-        raise ValueError(f"class_weight names {others[0]!r}, and the classes are {classes.tolist()}")
     return compute_class_weight(class_weight, classes=classes, y=classes)
 
 
@@ -315,7 +313,7 @@ ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens wi
 def check_list(X: Any, what: str = "sequences", least: int = 0) -> None:
     """Raise ValueError for anything without a length or an order, or with fewer than ``least`` entries."""
     if isinstance(X, str | Mapping) or sparse.issparse(X) or not hasattr(X, "__len__") or len(X) < least:
-        raise ValueError(f"X must be a list of {what}, at least {least}, not {_short(X)}: list(X) may make one")
+        raise ValueError(f"X must be a list of {what}{', not empty' * least}, not {_short(X)}: list(X) may make one")
     check_readable(X, "X")
 
 

@@ -24,6 +24,7 @@ from torchssvm.estimators.examples import (
     check_list,
     check_lists,
     check_matrix,
+    check_shape,
     columns_of,
     counted,
     labelled,
@@ -77,7 +78,7 @@ class GraphSVC(StructuredEstimator):
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order.
-        coef_: ``[K, F]``; with cycles ``[1, F]``, the weights of the second label less those of the first.
+        coef_: ``[K, F]``; with cycles ``[1, F]``, the weights of the second label minus the first.
         intercept_: ``[K]`` or ``[1]``.
         edge_coef_: ``[G, K, K]``; with cycles ``[G]``.
         n_features_in_, n_edge_features_in_: F and G.
@@ -220,11 +221,11 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
         if astray.any():
             edge = f"edge {astray.argmax()}, {edges[astray][0].tolist()}"
             raise ValueError(f"{name} has {edge}: join two different nodes, 0 to {len(nodes) - 1}")
-        F = nodes.shape[1] if F is None else F
-        counts = nodes.shape[1], G if features is None else features.shape[1]
-        G = counts[1] if G is None else G
-        if counts != (F, G):
-            raise ValueError(f"{name} has {counts} features of nodes and edges: give {(F, G)}, as in the other graphs")
+        check_shape(nodes, f"{name}[0]", "N", "F" if F is None else F)
+        F = nodes.shape[1]
+        if features is not None:
+            check_shape(features, f"{name}[2]", "E", "G" if G is None else G)
+            G = features.shape[1]
         parts.append((nodes, edges.astype(np.int64), features))
     arrays = [array for nodes, _, features in parts for array in (nodes, features) if array is not None and len(array)]
     dtype = np.result_type(*{array.dtype for array in arrays})

@@ -83,12 +83,12 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
     that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With all
     pairs of more than 30 labels that is usual: a warning names :class:`torchssvm.GDMM`, which trains without decoding.
 
-    By default the pairs are scored whose counts differ from those of independent labels by more than chance, at most
+    By default the pairs are scored whose counts differ from independent labels by more than chance, at most
     five of each label. Labels that exclude each other, so that rows have about equally many, are also paired with the
     five most frequent ones. Labels that are never or always on have no pairs; of more than 60 labels there are none.
 
     Features are scaled, so that rows are about 1 long: the columns of an array that is mostly not zero get mean 0 and
-    equal variances, and other rows, those of sparse matrices too, are divided by their length. Before that, columns
+    equal variances, and other rows, also of sparse matrices, are divided by their length. Before that, columns
     that most of these rows have lose their median, and become as large as the others: a column that is on in most rows
     then marks those in which it is off. Sparse matrices stay sparse. A column whose numbers differ by rounding alone
     has no weight, and a warning names it.
@@ -182,9 +182,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             times = by_class if times is None else times * by_class
             if not times.all():
                 raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
-        structure = Multilabel(
-            labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=_unless_all(pairs, labels)
-        )
+        some = None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs  # None lists all
+        structure = Multilabel(labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=some)
         head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs is not None, structure=structure)
         head = head.double() if X.dtype == np.float64 else head
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
@@ -323,7 +322,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each label for every row, ``[n, K]`` float64, by :meth:`calibrate`.
 
-        Where ``y`` was a vector, that of each class.
+        Where ``y`` was a vector, the probability of each class.
         """
         probabilities = (self._two_or_more(X) / self.temperature_).softmax(-1).numpy()
         return probabilities[..., 1] if self._sets else probabilities
@@ -345,7 +344,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return self.structure_.decode(self._potentials(scores)).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained model and its labels, those of the columns of a table ``y``, to one file.
+        """Write the trained model and its labels, the columns of a table ``y``, to one file.
 
         Where ``y`` was a vector, the file has classes, with the head :class:`torchssvm.LinearMulticlass` on dense rows,
         and is read by :func:`torchssvm.deployment.load_model`. See :meth:`StructuredEstimator.save`.
@@ -408,11 +407,6 @@ def _dense(y: Any) -> np.ndarray:
     """Label sets as an array; one column is a vector."""
     y = y.toarray() if sparse.issparse(y) else np.asarray(y)
     return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
-
-
-def _unless_all(pairs: torch.Tensor | None, labels: int) -> torch.Tensor | None:
-    """The pairs that :class:`Multilabel` is to list; None where there are none, or all."""
-    return None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs
 
 
 def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:

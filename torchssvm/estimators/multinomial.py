@@ -51,7 +51,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
 
     Attributes:
         classes_: ``[K]``, the classes in ascending order.
-        coef_: ``[K, F]``; for two classes ``[1, F]``, the weights of the second less those of the first.
+        coef_: ``[K, F]``; for two classes ``[1, F]``, the weights of the second minus the first.
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
         temperature_: Scores are divided by it for probabilities; :meth:`calibrate` sets it.
         n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
@@ -88,11 +88,11 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> MultinomialSVC:
-        """Add the rows ``X`` to those of ``fit`` or the calls before, and go on to the optimum for all.
+        """Add the rows ``X`` to the training set of earlier calls, and go on to the optimum for all.
 
         Args:
-            classes: ``[K]``, all classes, where the ``y`` of the first call lacks some of them; None is those of ``y``.
-                Later calls may repeat them.
+            classes: ``[K]``, all classes, where the ``y`` of the first call lacks some of them; None takes them from
+                ``y``. Later calls may repeat them.
 
         Raises:
             ValueError: As :meth:`fit`, of all rows; or ``y`` or ``classes`` has a class that is new;
@@ -160,7 +160,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         """Fit one temperature to examples that ``fit`` has not seen, for :meth:`predict_proba`.
 
         It is the T that makes their classes most probable, ``P(k) = exp(score_k / T) / Z``: without it, scores of max
-        margin are not those of probabilities. What is predicted stays as it is; another ``fit`` forgets it.
+        margin are no log probabilities. Predictions stay as they are; another ``fit`` forgets it.
 
         Args:
             X: ``[m, F]``, as in :meth:`fit`.
@@ -184,6 +184,6 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         return (self._scores(X) / self.temperature_).softmax(1).numpy()
 
     def _scores(self, X: Any) -> torch.Tensor:
-        """``[n, K]`` float64; for two classes those of the first are 0."""
+        """``[n, K]`` float64; for two classes the first scores 0."""
         scores = torch.from_numpy(self.decision_function(X)).double()
         return scores if scores.ndim == 2 else torch.stack([torch.zeros_like(scores), scores], 1)

@@ -49,7 +49,7 @@ class SegmentSVC(SequenceEstimator):
 
     Args:
         C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
-        max_duration: The largest duration in frames; None is that of the training set, or of all so far with
+        max_duration: The largest duration in frames; None takes it from the training set, or from all so far with
             ``warm_start``.
         min_duration: The smallest duration of every label, or a list by label, in the order of ``classes_``.
         boundary: Whether features also score that a segment begins at a frame.

@@ -135,7 +135,7 @@ def batches_of(
 ) -> Iterator[dict[str, Tensor]]:
     """Padded batches of ``size`` tokenised sentences, items of :func:`collate`, on ``device``.
 
-    ``pad`` is the id of padding, and ``order`` the places of the sentences; None is that of the dataset.
+    ``pad`` is the id of padding, and ``order`` the places of the sentences; None keeps the order of the dataset.
     """
     order = range(len(dataset)) if order is None else order
     for begin in range(0, len(order), size):

@@ -124,8 +124,8 @@ class TaggerOutput(ModelOutput):
 class StructuredTagger(PreTrainedModel):
     """A linear chain over the words of a sentence, on the hidden states of a pretrained encoder.
 
-    ``labels`` are those of ``DataCollatorForTokenClassification``: a state at the first piece of every word and -100 at
-    all other positions, wherever they are; or the labels that words may have, as :meth:`collate` makes them. In
+    ``labels`` are as ``DataCollatorForTokenClassification`` makes them: a state at the first piece of every word and
+    -100 at all other positions, wherever they are; or the labels that words may have, as :meth:`collate` makes them. In
     ``transformers.Trainer`` it trains by the loss of its configuration, with clipping, accumulation and 16-bit steps as
     any model; :meth:`solve` trains the head to a certified gap. Make it by :meth:`from_classifier` or
     :meth:`from_pretrained`.
@@ -197,12 +197,7 @@ class StructuredTagger(PreTrainedModel):
             (saved[0] if isinstance(saved, tuple) else saved)._freeze()  # transformers makes new parameters
             return saved
         settings = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
-        try:
-            encoder = AutoModel.from_pretrained(name, *args, **options)
-        except ValueError as error:
-            if StructuredTaggerConfig.__name__ in str(error):
-                raise ValueError(f"{name} holds a tagger with its labels: leave out labels=") from error
-            raise
+        encoder = AutoModel.from_pretrained(name, *args, **options)
         config = StructuredTaggerConfig(encoder.config, labels, scheme, **settings)
         return cls(config, encoder).eval()  # as from_pretrained leaves the encoder
 
@@ -226,14 +221,14 @@ class StructuredTagger(PreTrainedModel):
             scheme: As in :class:`StructuredTaggerConfig`.
 
         Raises:
-            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states, as that of ModernBERT.
+            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states, as in ModernBERT.
             ValueError: Its labels do not fit the scheme.
         """
         encoder = getattr(model, model.base_model_prefix, None)
         classifier = getattr(model, "classifier", getattr(model, "score", None))
-        linear = isinstance(classifier, nn.Linear) and encoder is not None
-        taken = {id(p) for part in (encoder, classifier) if linear for p in part.parameters()}
-        if not linear or not all(id(p) in taken for p in model.parameters()):
+        taken = {id(p) for part in (encoder, classifier) if isinstance(part, nn.Module) for p in part.parameters()}
+        others = [p for p in model.parameters() if id(p) not in taken]
+        if encoder is None or not isinstance(classifier, nn.Linear) or others:
             raise TypeError(
                 f"model is a {type(model).__name__}: give a token classifier with one nn.Linear on the last hidden "
                 "states, or train StructuredTagger.from_pretrained(name, labels=...)"
@@ -441,7 +436,7 @@ class StructuredTagger(PreTrainedModel):
         Args:
             dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
                 those of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
-                labels, the head as it is chooses the best sequence, and the certificate is that of these labels: a call
+                labels, the head as it is chooses the best sequence, and the certificate holds for these labels: a call
                 is one round of :func:`torchssvm.latent`.
             held_out: Examples that are not trained on. Their F1 of spans, or share of right words without a scheme,
                 chooses lambda and decides between the old head and the new one. None needs ``lam`` and keeps the new
@@ -475,7 +470,7 @@ class StructuredTagger(PreTrainedModel):
         """The spans of raw texts, or of lists of words, with their probabilities.
 
         Args:
-            texts: Sentences. The words of a string are those of the tokeniser's own splitting, ``word_ids``.
+            texts: Sentences. A string is split into words by the tokeniser, as ``word_ids`` says.
             tokenizer: The encoder's, a fast one.
 
         Returns:

@@ -44,14 +44,14 @@ class GesturePhases(PaddedDataset):
     velocities (12), accelerations (12), speeds (4) and lengths of the accelerations (4); y are the codes that
     :class:`~torchssvm.Segments` takes, every run of a label being a segment, and ``structure.frames(y)`` the labels of
     frames. Positions are relative to the spine; x and y are divided by the median distance of head and spine, z is not.
-    Velocities are differences of three frames on and three back, and accelerations those of velocities. Every feature
-    has mean 0 and variance 1 over the frames of the training videos.
+    Velocities are differences of three frames on and three back, and accelerations are differences of velocities. Every
+    feature has mean 0 and variance 1 over the frames of the training videos.
 
     Args:
-        split: ``"train"``, all videos but those of ``test``, or ``"test"``.
+        split: ``"train"``, all videos outside of ``test``, or ``"test"``.
         test: The videos to test on. As it stands, a story that everyone tells; ``("c1", "c3")`` is a person who is not
             seen in training, which is harder.
-        every: Keeps one of so many frames, the first and so on; velocities are those of all.
+        every: Keeps one of so many frames, the first and so on; velocities use all frames.
         root: The folder that has ``gestures``; None is ``TORCHSSVM_DATA`` and the cache.
 
     Attributes:
@@ -86,10 +86,10 @@ class GesturePhases(PaddedDataset):
         check_whole(every, "every")
         names = {f"{video}_raw.csv": digest for video, digest in _SHA256.items()}
         files = dict(zip(_SHA256, fetch_texts("gestures", names, _URL, _PAGE, root), strict=True))
-        own = {video: _read(file) for video, file in files.items()}
-        training = torch.cat([x for video, (x, _) in own.items() if video not in test])
-        self.videos = tuple(video for video in own if (video in test) == (split == "test"))
-        chosen = [own[video] for video in self.videos]
+        frames = {video: _read(file) for video, file in files.items()}
+        training = torch.cat([x for video, (x, _) in frames.items() if video not in test])
+        self.videos = tuple(video for video in frames if (video in test) == (split == "test"))
+        chosen = [frames[video] for video in self.videos]
         x = [((x - training.mean(0)) / training.std(0))[::every] for x, _ in chosen]
         labels = pad_sequence([y[::every] for _, y in chosen], True, PADDING)
         super().__init__(

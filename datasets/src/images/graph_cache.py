@@ -127,11 +127,11 @@ class GraphCache:
 
     def __getitem__(self, number: int) -> CachedGraph:
         start, end = self._ends[number], self._ends[number + 1]
-        found = {name: array[start[which] : end[which]] for name, (array, which) in self._arrays.items()}
+        arrays = {name: array[start[which] : end[which]] for name, (array, which) in self._arrays.items()}
         height, width = self.places[number, 3:5].tolist()
         for name in ("images", "regions", "masks"):
-            found[name] = found[name].reshape(height, width, *found[name].shape[1:])
-        return CachedGraph(**found)
+            arrays[name] = arrays[name].reshape(height, width, *arrays[name].shape[1:])
+        return CachedGraph(**arrays)
 
     def check(self, pairs: Sequence[Pair], key: dict[str, Any]) -> None:
         """Raise StaleCache unless the cache was made for these images, unchanged, and these settings."""
@@ -169,11 +169,11 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        found = manifest["key"]["format"]
+        written = manifest["key"]["format"]
     except (KeyError, TypeError, ValueError) as error:
         raise StaleCache(f"{path} is damaged: {error}") from error
-    if found != FORMAT:
-        raise StaleCache(f"the cache {folder} has format {found}, and this version of torchssvm reads {FORMAT}")
+    if written != FORMAT:
+        raise StaleCache(f"the cache {folder} has format {written}, and this version of torchssvm reads {FORMAT}")
     return manifest
 
 
@@ -182,12 +182,12 @@ def _opened(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> np.n
     if 0 in shape:
         return np.zeros(shape, dtype)  # an empty file cannot be mapped
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise StaleCache(f"{path} is missing, cut off or damaged: {error}") from error
-    if found.shape != shape or found.dtype != np.dtype(dtype):
-        raise StaleCache(f"{path} holds {found.dtype} {list(found.shape)}, and should hold {dtype} {list(shape)}")
-    return found
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        raise StaleCache(f"{path} holds {array.dtype} {list(array.shape)}, and should hold {dtype} {list(shape)}")
+    return array
 
 
 def _difference(made: dict[str, Any], wanted: dict[str, Any]) -> str:

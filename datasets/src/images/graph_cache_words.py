@@ -88,8 +88,8 @@ def read_words(folder: Path) -> Vocabulary | None:
     """The vocabularies of the folder; None if it has none."""
     if not (folder / _FILE).exists():
         return None
-    with np.load(folder / _FILE, allow_pickle=False) as held:
-        return Vocabulary(torch.from_numpy(held["gradients"]), torch.from_numpy(held["colours"]))
+    with np.load(folder / _FILE, allow_pickle=False) as arrays:
+        return Vocabulary(torch.from_numpy(arrays["gradients"]), torch.from_numpy(arrays["colours"]))
 
 
 def words_are_of(folder: Path, pairs: Sequence[Pair]) -> bool:
@@ -97,8 +97,8 @@ def words_are_of(folder: Path, pairs: Sequence[Pair]) -> bool:
     try:
         if read_words(folder) is None:
             return False
-        with np.load(folder / _FILE, allow_pickle=False) as held:
-            numbers, known = held["numbers"].tolist(), held["stamps"].tolist()
+        with np.load(folder / _FILE, allow_pickle=False) as arrays:
+            numbers, known = arrays["numbers"].tolist(), arrays["stamps"].tolist()
     except (OSError, ValueError, KeyError, BadZipFile):
         return False
     return not any(is_changed(pairs[number], [0] * 5 + row) for number, row in zip(numbers, known, strict=True))

@@ -19,7 +19,7 @@ def draw_segmentations(
 ) -> None:
     """Images with the predicted foreground: green if right, red if wrong; missed foreground is blue.
 
-    A white line is the border of the true mask. ``labelings`` are those of the superpixels, int64 ``[N]`` or longer,
+    A white line is the border of the true mask. ``labelings`` label the superpixels, int64 ``[N]`` or longer,
     for each of the ``rows``, in an empty figure or subfigure of matplotlib.
     """
     columns = min(4, len(rows))
@@ -34,13 +34,13 @@ def draw_segmentations(
 def overlay(dataset: SuperpixelGraphs, row: int, labeling: Tensor) -> np.ndarray:
     """One image of :func:`draw_segmentations` without the line: float32 ``[H, W, 3]`` from 0 to 1."""
     image = dataset.image(row).permute(1, 2, 0).numpy()
-    found = labeling.detach().cpu().numpy()[dataset.regions(row).numpy()] == 1
-    return _tinted(image, dataset.mask(row).numpy(), found)
+    predicted = labeling.detach().cpu().numpy()[dataset.regions(row).numpy()] == 1
+    return _tinted(image, dataset.mask(row).numpy(), predicted)
 
 
-def _tinted(image: np.ndarray, mask: np.ndarray, found: np.ndarray) -> np.ndarray:
+def _tinted(image: np.ndarray, mask: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     tinted = image.copy()
-    for where, name in ((found & mask, "right"), (found & ~mask, "too much"), (~found & mask, "missed")):
+    for where, name in ((predicted & mask, "right"), (predicted & ~mask, "too much"), (~predicted & mask, "missed")):
         tinted[where] = (1 - _STRENGTH) * tinted[where] + _STRENGTH * np.array(_TINTS[name], np.float32)
     return tinted
 

@@ -27,7 +27,7 @@ _SIZES = {"small": 1, "medium": 2, "large": 3}  # qualities of HorseSeg that eac
 class HorseSegmentation(SuperpixelGraphs):
     """Images of horses as graphs of superpixels with the features of [G16] appendix I.3: 1969, and 100 of an edge.
 
-    The images are those of the Weizmann horse database (Borenstein and Ullman 2002) or of HorseSeg (Kolesnikov et al.
+    The images are from the Weizmann horse database (Borenstein and Ullman 2002) or of HorseSeg (Kolesnikov et al.
     2014), or others in the same layout. Superpixels and features are computed from the images, by SLIC and with
     gradient histograms in place of SIFT; the ones that the authors of HorseSeg published, which [G16] uses, are not
     read. The layout of HorseSeg is known from the publications of the authors of [G16], and was tested on synthetic

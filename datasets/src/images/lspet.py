@@ -92,7 +92,7 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
             row = int(np.flatnonzero(~inside)[0])
             raise RuntimeError(
                 f"a joint lies outside of {self._files[row]}, which has {int(sizes[row, 0])} x {int(sizes[row, 1])} "
-                f"pixels: the image is another than that of joints_1000.npz, or has been resized; fetch {_PAGE} again"
+                f"pixels: the image was resized or replaced; fetch {_PAGE} again"
             )
         scales = np.minimum(canvas[1] / sizes[:, 0], canvas[0] / sizes[:, 1])
         self.scales = torch.from_numpy(scales)

@@ -43,7 +43,7 @@ class MaskRule(NamedTuple):
         """The foreground ``[H, W]`` bool, masked where pixels do not count.
 
         ``found`` are the numbers of the file, ``[H, W]`` or ``[H, W, channels]``, and ``colours`` RGB ``[H, W, 3]``
-        where the numbers are those of a palette. ValueError where they do not say what is foreground.
+        where the numbers index a palette. ValueError where they do not say what is foreground.
         """
         if found.ndim == 3:
             found = found[:, :, :3] if found.shape[2] >= 3 else found[:, :, :1]  # without opacity
@@ -85,7 +85,7 @@ def _several(given: int | Iterable[int], name: str) -> tuple[int, ...]:
     return tuple(check_whole(one, name, 0) for one in (given if isinstance(given, Iterable) else [given]))
 
 
-def _several_colours(found: np.ndarray) -> bool:
+def _several_colours(numbers: np.ndarray) -> bool:
     """Whether pixels that are not black differ in colour."""
-    bright = found[found.any(2)]
+    bright = numbers[numbers.any(2)]
     return bool((bright != bright[:1]).any())

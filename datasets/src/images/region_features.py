@@ -86,12 +86,12 @@ class GraphSettings:
 
     def histograms(self) -> dict[tuple[str, int], slice]:
         """The columns of each histogram in a superpixel's features, by kind and order of the neighbourhood."""
-        found, start = {}, 1
+        places, start = {}, 1
         for kind, width in zip(KINDS, self.widths, strict=True):
             for order in range(3):
-                found[kind, order] = slice(start, start + width)
+                places[kind, order] = slice(start, start + width)
                 start += width
-        return found
+        return places
 
 
 class RegionGraph(NamedTuple):
@@ -119,7 +119,7 @@ def region_graph(
 ) -> RegionGraph:
     """The graph of one image, uint8 RGB ``[H, W, 3]``, whose mask ``[H, W]`` is True in the foreground.
 
-    Sizes are those of the pixels that count, where ``mask`` is not masked.
+    Sizes count the pixels where ``mask`` is not masked.
 
     Raises:
         ValueError: The image is too small to be divided.
@@ -160,7 +160,7 @@ def node_features(
     """
     count = int(regions.max()) + 1
     around = [reach.astype(np.float64) for reach in neighbourhoods(edges, count)]
-    found = np.ones((count, settings.in_features), np.float32)
+    features = np.ones((count, settings.in_features), np.float32)
     place = settings.histograms()
     of_pixels = words(image, vocabulary, settings.grid, settings.cell, settings.stride)
     for kind, width in zip(KINDS, settings.widths, strict=True):
@@ -168,8 +168,8 @@ def node_features(
         counts = np.bincount(codes.ravel(), minlength=count * width).reshape(count, width)
         for order, reach in enumerate(around):
             histogram = reach @ counts  # whole numbers, exact
-            found[:, place[kind, order]] = np.sqrt(histogram / histogram.sum(1, keepdims=True))
-    return found
+            features[:, place[kind, order]] = np.sqrt(histogram / histogram.sum(1, keepdims=True))
+    return features
 
 
 def edge_features(nodes: np.ndarray, edges: np.ndarray, settings: GraphSettings) -> np.ndarray:
@@ -177,7 +177,7 @@ def edge_features(nodes: np.ndarray, edges: np.ndarray, settings: GraphSettings)
 
     d is the chi-squared distance of the two ends' histograms, ``1/2 sum_k (p_k - q_k)^2 / (p_k + q_k)``, from 0 to 1.
     """
-    found = np.ones((len(edges), settings.edge_features), np.float32)
+    features = np.ones((len(edges), settings.edge_features), np.float32)
     histograms = list(settings.histograms().values())
     for start in range(0, len(edges), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -185,5 +185,5 @@ def edge_features(nodes: np.ndarray, edges: np.ndarray, settings: GraphSettings)
         total = a + b
         terms = np.square(a - b) / np.where(total > 0, total, 1)
         distances = np.stack([terms[:, place].sum(1, dtype=np.float64) / 2 for place in histograms], axis=1)
-        found[rows, 1:] = np.exp(-distances[:, :, None] * ETAS).reshape(len(a), -1)
-    return found
+        features[rows, 1:] = np.exp(-distances[:, :, None] * ETAS).reshape(len(a), -1)
+    return features

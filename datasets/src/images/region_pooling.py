@@ -33,7 +33,7 @@ def pool_regions(features: Tensor, regions: Tensor, num_regions: int | None = No
     if features.ndim != 4 or regions.shape != (features.shape[0], *features.shape[2:]):
         raise ValueError(
             f"features must be [B, C, H, W] and regions [B, H, W] of the same size, got {list(features.shape)} and "
-            f"{list(regions.shape)}; features of a lower resolution can be enlarged by torch.nn.functional.interpolate"
+            f"{list(regions.shape)}: enlarge features by torch.nn.functional.interpolate"
         )
     if not features.is_floating_point() or regions.dtype != torch.int64:
         raise ValueError(f"features must be floating and regions int64, got {features.dtype} and {regions.dtype}")

@@ -152,17 +152,17 @@ def _by_name(folder: Path, endings: Iterable[str]) -> dict[str, Path]:
     """The pictures below a folder by their relative path, without ending; of several, the first ending's."""
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     files = sorted(Path(top) / name for top, _, names in os.walk(folder, followlinks=True) for name in names)
     pictures = [path for path in files if path.suffix.lower() in _ENDINGS]
     for ending in endings:
         for path in pictures:
             name = path.relative_to(folder).with_suffix("").as_posix()
             if _quality(path) == ending or (ending == "" and _quality(path) not in endings):
-                found.setdefault(name.removesuffix(ending), path)
-    if not found:
+                by_name.setdefault(name.removesuffix(ending), path)
+    if not by_name:
         raise FileNotFoundError(f"{folder} has no images ({', '.join(sorted(_ENDINGS))})")
-    return found
+    return by_name
 
 
 def _quality(path: Path | None) -> str:
@@ -176,41 +176,43 @@ def _tests(name: str) -> bool:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """The numbers of a picture, and, where they are those of a palette, its colours."""
+    """The numbers of a picture, and its colours where the numbers index a palette."""
     with needs(NEEDS, "PIL"):
         from PIL import Image
     try:
         with Image.open(path) as picture:
             # CMYK and the like become colours; numbers of a palette, grey, bits, opacity and 16 bits stay.
             plain = picture.mode in ("1", "L", "LA", "P", "I", "F", "RGB", "RGBA") or picture.mode.startswith("I;16")
-            found = np.array(picture if plain else picture.convert("RGB"))
+            pixels = np.array(picture if plain else picture.convert("RGB"))
             colours = np.array(picture.convert("RGB")) if picture.mode == "P" else None
     except Exception as error:  # decoders raise errors of many types
         raise ValueError(f"cannot read {path}, it may be cut off or no image: {error}") from error
-    if found.ndim not in (2, 3) or found.size == 0 or found.dtype == object:
-        raise ValueError(f"{path} is no picture: it holds an array of shape {list(found.shape)}")
-    return found, colours
+    if pixels.ndim not in (2, 3) or pixels.size == 0 or pixels.dtype == object:
+        raise ValueError(f"{path} is no picture: it holds an array of shape {list(pixels.shape)}")
+    return pixels, colours
 
 
-def _colours(found: np.ndarray) -> np.ndarray:
+def _colours(pixels: np.ndarray) -> np.ndarray:
     """RGB bytes of what a decoder gives: grey or coloured, with or without opacity, of one or two bytes."""
-    if found.ndim == 2:
-        found = found[:, :, None]
-    found = found[:, :, :3] if found.shape[2] >= 3 else np.repeat(found[:, :, :1], 3, axis=2)
-    if found.dtype == np.uint8:
-        return np.ascontiguousarray(found)
-    return np.ascontiguousarray((found.astype(np.float64) * (255.0 / _largest(found))).round().astype(np.uint8))
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    pixels = pixels[:, :, :3] if pixels.shape[2] >= 3 else np.repeat(pixels[:, :, :1], 3, axis=2)
+    if pixels.dtype == np.uint8:
+        return np.ascontiguousarray(pixels)
+    return np.ascontiguousarray((pixels.astype(np.float64) * (255.0 / _largest(pixels))).round().astype(np.uint8))
 
 
-def _largest(found: np.ndarray) -> float:
-    if found.dtype == bool:
+def _largest(pixels: np.ndarray) -> float:
+    if pixels.dtype == bool:
         return 1.0
-    return float(np.iinfo(found.dtype).max) if np.issubdtype(found.dtype, np.integer) else max(float(found.max()), 1.0)
+    if np.issubdtype(pixels.dtype, np.integer):
+        return float(np.iinfo(pixels.dtype).max)
+    return max(float(pixels.max()), 1.0)
 
 
 def _resized(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
     if image.shape[:2] == (rows, columns):
         return image
-    found = torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
-    found = torch.nn.functional.interpolate(found, (rows, columns), mode="bilinear", antialias=True)
-    return found[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
+    pixels = torch.from_numpy(image).permute(2, 0, 1).unsqueeze(0).to(torch.float32)
+    pixels = torch.nn.functional.interpolate(pixels, (rows, columns), mode="bilinear", antialias=True)
+    return pixels[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).contiguous().numpy()

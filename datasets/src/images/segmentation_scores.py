@@ -72,10 +72,10 @@ def segmentation_scores(found: Sequence[Tensor], masks: Sequence[Tensor]) -> Seg
 
 
 def scores_of_counts(counts: np.ndarray) -> SegmentationScores:
-    """Scores from counts int64 ``[n, 4]``: pixels of foreground found and true, found, and true, and all."""
+    """Scores from counts int64 ``[n, 4]``: pixels of foreground predicted and true, predicted, and true, and all."""
     each = counts[:, 0] / np.maximum(counts[:, 1] + counts[:, 2] - counts[:, 0], 1)
-    both, found, true, pixels = counts.sum(0).tolist()
-    either, ground = found + true - both, pixels - true
+    both, predicted, true, pixels = counts.sum(0).tolist()
+    either, ground = predicted + true - both, pixels - true
     each = np.where((counts[:, 1] + counts[:, 2]) > 0, each, 1.0)
     low, high = np.quantile(each[np.random.default_rng(0).integers(len(each), size=(_DRAWS, len(each)))].mean(1), _ENDS)
     shares = [right / own for right, own in ((both, true), (pixels - either, ground)) if own]

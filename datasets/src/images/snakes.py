@@ -89,9 +89,9 @@ class Snakes(Dataset[Snake]):
         self.sizes = torch.from_numpy(sizes.astype(np.int64))
         ends = np.cumsum(self.sizes.prod(1).numpy())[:-1]
         self._pixels = np.split(pixels, ends)
-        self._labels = [torch.from_numpy(own.astype(np.int64)) for own in np.split(labels, ends)]
+        self._labels = [torch.from_numpy(row.astype(np.int64)) for row in np.split(labels, ends)]
         shapes = self.sizes.tolist()
-        self._graphs = [self._graph(own, *shape) for own, shape in zip(self._pixels, shapes, strict=True)]
+        self._graphs = [self._graph(row, *shape) for row, shape in zip(self._pixels, shapes, strict=True)]
 
     @property
     def edge_features(self) -> int:

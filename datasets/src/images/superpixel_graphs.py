@@ -37,7 +37,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
     a wrong label costs, float32 ``[N]``; index is the image's number in the split. Batches are padded, with labels
     -1, weights 0 and edges -1, and have the numbers of superpixels as lengths.
 
-    The loss is that of [G16] appendix I.3: a superpixel costs its share of the pixels of all superpixels with its
+    The loss is from [G16], appendix I.3: a superpixel costs its share of the pixels of all superpixels with its
     label, times 1/2, so that an image's weights add up to 1, and each class's to 1/2. Where there is one class only,
     its weights add up to 1.
 
@@ -102,13 +102,13 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         return len(self._numbers)
 
     def __getitem__(self, i: int) -> GraphExample:
-        held = self.graph(i)
+        cached = self.graph(i)
         x = Graphs(
-            torch.from_numpy(np.array(held.nodes)),
-            torch.from_numpy(np.array(held.edge_features)),
-            torch.from_numpy(held.edges.astype(np.int64)),
+            torch.from_numpy(np.array(cached.nodes)),
+            torch.from_numpy(np.array(cached.edge_features)),
+            torch.from_numpy(cached.edges.astype(np.int64)),
         )
-        return GraphExample(x, self._target(held), place_of(i, len(self)))
+        return GraphExample(x, self._target(cached), place_of(i, len(self)))
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The images at ``indices`` as one batch; a ``DataLoader`` calls this."""
@@ -141,8 +141,8 @@ class SuperpixelGraphs(Dataset[GraphExample]):
             raise ValueError(f"labelings are {len(labelings)}, and the dataset has {len(self)} images")
         counts = np.zeros((len(self), 4), np.int64)
         for i, labeling in enumerate(labelings):
-            held = self.graph(i)
-            sizes, foreground = held.sizes.astype(np.int64), held.foreground.astype(np.int64)
+            cached = self.graph(i)
+            sizes, foreground = cached.sizes.astype(np.int64), cached.foreground.astype(np.int64)
             labels = labeling.detach().cpu().numpy()[: len(sizes)]
             if len(labels) < len(sizes) or not np.isin(labels, (0, 1)).all():
                 raise ValueError(f"labelings[{i}] must have {len(sizes)} labels 0 or 1, one for each superpixel")
@@ -158,9 +158,9 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         """
         return [labeling.detach().cpu()[self.regions(i)] == 1 for i, labeling in enumerate(labelings)]
 
-    def _target(self, held: CachedGraph) -> WeightedLabels:
-        sizes = held.sizes.astype(np.float64)
-        labels = (2 * held.foreground > held.sizes).astype(np.int64)
+    def _target(self, graph: CachedGraph) -> WeightedLabels:
+        sizes = graph.sizes.astype(np.float64)
+        labels = (2 * graph.foreground > graph.sizes).astype(np.int64)
         weights = sizes / sizes.sum()
         if self.balanced:
             of_class = np.bincount(labels, weights, minlength=2)
@@ -196,7 +196,7 @@ class SegmentationPixels(NamedTuple):
 class PixelSegmentation(Dataset[GraphExample]):
     """The images of :class:`SuperpixelGraphs` with their pixels: x is :class:`SegmentationPixels`, all else the same.
 
-    A network's features of the pixels become those of the superpixels by :func:`torchssvm.datasets.pool_regions`.
+    A network's features of the pixels become features of the superpixels by :func:`torchssvm.datasets.pool_regions`.
 
     Args:
         graphs: The images, for example ``HorseSegmentation("train")``.

@@ -1,6 +1,6 @@
 """Superpixels of an image (SLIC) and the graph of those that touch.
 
-SLIC is that of scikit-image; see R. Achanta et al., *SLIC Superpixels Compared to State-of-the-Art Superpixel Methods*,
+SLIC comes from scikit-image; see R. Achanta et al., *SLIC Superpixels Compared to State-of-the-Art Superpixel Methods*,
 2012.
 """
 
@@ -21,8 +21,8 @@ def superpixels(image: np.ndarray, count: int, compactness: float) -> np.ndarray
     ``count`` is how many to aim at: SLIC starts from a regular grid and drops small pieces, so it finds fewer.
     ``compactness`` says how much nearness in the image counts against nearness in colour (CIE Lab).
     """
-    found = scikit_image().slic(image, n_segments=count, compactness=compactness, start_label=0)
-    return np.unique(found, return_inverse=True)[1].reshape(found.shape).astype(np.int32)
+    regions = scikit_image().slic(image, n_segments=count, compactness=compactness, start_label=0)
+    return np.unique(regions, return_inverse=True)[1].reshape(regions.shape).astype(np.int32)
 
 
 def adjacency(regions: np.ndarray) -> np.ndarray:

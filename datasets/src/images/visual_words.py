@@ -45,8 +45,8 @@ def descriptors(image: np.ndarray, cell: int, stride: int) -> Tensor:
     """Gradient orientations around the nodes of a grid, as SIFT describes them, of an image uint8 RGB ``[H, W, 3]``.
 
     16 cells around a node, 8 orientations in each; a gradient counts for the two nearest orientations and, by distance,
-    for the four nearest cells. Descriptors are normalised, clipped at 0.2 and normalised again; those of flat patches
-    are nearly zero. A cell has an even side; the nodes stand at ``stride // 2 + stride * i``.
+    for the four nearest cells. Descriptors are normalised, clipped at 0.2 and normalised again; descriptors of flat
+    patches are nearly zero. A cell has an even side; the nodes stand at ``stride // 2 + stride * i``.
 
     Returns float32 ``[ceil((H - stride // 2) / stride), ceil((W - stride // 2) / stride), 128]``.
     """
@@ -74,10 +74,10 @@ def descriptors(image: np.ndarray, cell: int, stride: int) -> Tensor:
         for b in range(_CELLS):
             left = first + columns.start + b * cell - (_CELLS - 1) * cell // 2
             pieces.append(padded[:, top::stride, left::stride][:, : len(rows), : len(columns)])
-    found = torch.cat(pieces).permute(1, 2, 0).contiguous()
-    found /= (found.square().sum(2, keepdim=True) + _FLAT**2).sqrt()
-    norm = found.norm(dim=2, keepdim=True)
-    clipped = found.clamp(max=_CLIP)
+    histograms = torch.cat(pieces).permute(1, 2, 0).contiguous()
+    histograms /= (histograms.square().sum(2, keepdim=True) + _FLAT**2).sqrt()
+    norm = histograms.norm(dim=2, keepdim=True)
+    clipped = histograms.clamp(max=_CLIP)
     return clipped * (norm / clipped.norm(dim=2, keepdim=True).clamp(min=1e-12))
 
 
@@ -87,8 +87,8 @@ def words(image: np.ndarray, vocabulary: Vocabulary, grid: int, cell: int, strid
     The image is divided into ``grid * grid`` positions; see :func:`descriptors` for the rest.
     """
     height, width = image.shape[:2]
-    found = descriptors(image, cell, stride)
-    gradient = nearest(found.flatten(0, 1), vocabulary.gradients).view(found.shape[:2]).numpy()
+    nodes = descriptors(image, cell, stride)
+    gradient = nearest(nodes.flatten(0, 1), vocabulary.gradients).view(nodes.shape[:2]).numpy()
     node = [
         np.minimum(np.arange(side) // stride, count - 1)
         for side, count in zip((height, width), gradient.shape, strict=True)

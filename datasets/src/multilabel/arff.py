@@ -202,10 +202,10 @@ class _Reading:
 
 
 def _attribute(text: str, line: int, where: str, first: int) -> Attribute:
-    found = _ATTRIBUTE.fullmatch(text)
-    if found is None:
+    match = _ATTRIBUTE.fullmatch(text)
+    if match is None:
         raise ValueError(f"{where}: {text[:60]!r} must be @attribute, a name (in quotes if it has blanks) and a type")
-    name, kind = _unquoted(found[1]), found[2].strip()
+    name, kind = _unquoted(match[1]), match[2].strip()
     if kind.lower() in _NUMERIC:
         return Attribute(name, line, first, (name,), None)
     if kind.startswith("{") and kind.endswith("}"):
@@ -231,12 +231,12 @@ def _split(text: str, where: str) -> list[str]:
         return [token.strip() for token in text.split(",")]
     tokens, at = [], 0
     while True:
-        found = _ENTRY.match(text, at)
-        if found is None:
+        entry = _ENTRY.match(text, at)
+        if entry is None:
             raise ValueError(f"{where}: a quote is not closed, or stands within a word, in {text[at : at + 40]!r}")
-        tokens.append(found[1].strip())
-        at = found.end()
-        if not found[2]:
+        tokens.append(entry[1].strip())
+        at = entry.end()
+        if not entry[2]:
             return tokens
 
 
@@ -247,6 +247,6 @@ def _unquoted(token: str) -> str:
 
 
 def _before_comment(line: str) -> str:
-    found = _BEFORE_COMMENT.match(line)
-    end = found.end() if found else 0
+    before = _BEFORE_COMMENT.match(line)
+    end = before.end() if before else 0
     return line[:end] if line[end : end + 1] == "%" else line

@@ -154,27 +154,27 @@ class Multilabel(Dataset[Example]):
             OSError: The file cannot be opened.
             ValueError: The file is malformed (the message begins with file and line), or an argument is out of range.
         """
-        found = read_libsvm(path, num_features, num_labels, first_feature=first_feature, first_label=first_label)
-        return cls._of(found, scaling, bias, dense)
+        rows = read_libsvm(path, num_features, num_labels, first_feature=first_feature, first_label=first_label)
+        return cls._of(rows, scaling, bias, dense)
 
     @classmethod
-    def _of(cls, found: LabelledRows, scaling: Scaling | None, bias: bool, dense: bool) -> Multilabel:
+    def _of(cls, rows: LabelledRows, scaling: Scaling | None, bias: bool, dense: bool) -> Multilabel:
         made = cls.__new__(cls)
-        made._hold(found, scaling, bias, dense)
+        made._hold(rows, scaling, bias, dense)
         return made
 
-    def _hold(self, found: LabelledRows, scaling: Scaling | None, bias: bool, dense: bool) -> None:
+    def _hold(self, rows: LabelledRows, scaling: Scaling | None, bias: bool, dense: bool) -> None:
         check_flags(bias=bias, dense=dense)
         if scaling is not None and not isinstance(scaling, Scaling):
             raise TypeError(f"scaling={scaling!r} must be an object: ByDensity(), Standardised(), UnitRows() or None")
-        names = found.feature_names
-        self.scaling = (Unscaled() if scaling is None else scaling).fit(found.features)
-        features = self.scaling.apply(found.features)
+        names = rows.feature_names
+        self.scaling = (Unscaled() if scaling is None else scaling).fit(rows.features)
+        features = self.scaling.apply(rows.features)
         if bias:
             features, names = features.with_ones(), (*names, "bias")
         self.features, self.feature_names = features, names
-        self.labels, self.label_names = found.labels, found.label_names
-        self.source = found.source
+        self.labels, self.label_names = rows.labels, rows.label_names
+        self.source = rows.source
         self.dense = dense
 
     def split(self, share: float, seed: int) -> tuple[Multilabel, Multilabel]:

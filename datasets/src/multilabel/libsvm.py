@@ -1,6 +1,6 @@
 """Multilabel data in the format of LIBSVM: ``1,5,7 12:0.5 90:1``, labels and then features, an example a line.
 
-https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel.html has such files; those of the extreme
+https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel.html has such files; files of the extreme
 classification repository begin with a line of three numbers: examples, features, labels. scikit-learn parses them.
 """
 
@@ -99,7 +99,7 @@ def _places(
     return np.array([number for row in rows for number in row], np.int64) - first
 
 
-def _agreed(given: int | None, found: int, name: str, path: str | os.PathLike[str]) -> int:
-    if given not in (None, found):
-        raise ValueError(f"{path}, line 1: {found}, but {name}={given}; leave the argument out")
-    return found
+def _agreed(given: int | None, counted: int, name: str, path: str | os.PathLike[str]) -> int:
+    if given not in (None, counted):
+        raise ValueError(f"{path}, line 1: {counted}, but {name}={given}; leave the argument out")
+    return counted

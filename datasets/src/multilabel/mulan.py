@@ -58,8 +58,8 @@ def read_mulan(
     named = None if labels is None or is_whole(labels) else read_labels(labels, page=page)  # type: ignore[arg-type]
     table = read_arff(arff, limit=limit)
     if named is None:
-        if labels is None and (own := _NUMBER_OF_LABELS.search(table.relation)):
-            labels = int(own[1])  # that MEKA wrote into the relation
+        if labels is None and (written := _NUMBER_OF_LABELS.search(table.relation)):
+            labels = int(written[1])  # that MEKA wrote into the relation
         if labels is None:
             named = read_labels(labels := _beside(arff))
     many = len(table.attributes)
@@ -99,9 +99,8 @@ def _beside(arff: str | os.PathLike[str]) -> Path:
         if xml.is_file():
             return xml
     raise ValueError(
-        f"{arff} does not say which attributes are labels: its @relation has no -C as in MEKA's format, and "
-        f"{' or '.join(xml.name for xml in tried)} is not beside it. Give labels: the XML file, or their number, "
-        "negative if they are the last attributes"
+        f"{arff} names no labels, and {' or '.join(xml.name for xml in tried)} is not beside it: give labels, the XML "
+        "file or their number, negative if they come last"
     )
 
 

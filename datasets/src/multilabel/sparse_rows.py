@@ -78,9 +78,9 @@ class SparseRows:
         """The matrix of these columns, each at most once, numbered in the order given."""
         place = torch.full((self.num_columns,), -1, dtype=torch.int32)
         place[torch.tensor(which, dtype=torch.int64)] = torch.arange(len(which), dtype=torch.int32)
-        found = place[self.indices.long()]
-        keep = found >= 0
-        row, indices, values = self.row[keep], found[keep], self.values[keep]
+        numbers = place[self.indices.long()]
+        keep = numbers >= 0
+        row, indices, values = self.row[keep], numbers[keep], self.values[keep]
         order = torch.argsort(row * max(len(which), 1) + indices)
         before = torch.cat([torch.zeros(1, dtype=torch.int64), keep.cumsum(0)])
         return SparseRows(before[self.indptr], indices[order], values[order], len(which))

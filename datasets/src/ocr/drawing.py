@@ -33,8 +33,8 @@ def draw_words(figure: Any, batch: Batch, labelings: Tensor, count: int = 6) -> 
             strip[:, at * (cols + 2) + 1 : at * (cols + 2) + 1 + cols] = letter
         axis.imshow(strip.numpy(), cmap="gray_r", interpolation="nearest", aspect="equal")
         axis.set_xlim(-0.5, longest - 0.5)  # as many pixels for every word
-        truth, found = batch.y[word, :length].tolist(), labelings[word, :length].tolist()
-        for at, (wanted, got) in enumerate(zip(truth, found, strict=True)):
+        truth, labels = batch.y[word, :length].tolist(), labelings[word, :length].tolist()
+        for at, (wanted, got) in enumerate(zip(truth, labels, strict=True)):
             right = wanted == got
             text = OCR.letters[got] if right else f"{OCR.letters[got]}\n({OCR.letters[wanted]})"
             axis.text(

@@ -17,11 +17,11 @@ def draw_rankings(figure: Any, grades: Tensor, rankings: Mapping[str, Tensor]) -
     """
     axes = figure.subplots(len(grades), 1, squeeze=False)[:, 0]
     most = max(int(grades.max()), 1)
-    for number, (own, plot) in enumerate(zip(grades, axes, strict=True)):
+    for number, (list_grades, plot) in enumerate(zip(grades, axes, strict=True)):
         rows = torch.full((len(rankings), grades.shape[1]), torch.nan)
         for row, places in zip(rows, rankings.values(), strict=True):
-            real = own >= 0
-            row[places[number][real]] = own[real].to(row.dtype)
+            real = list_grades >= 0
+            row[places[number][real]] = list_grades[real].to(row.dtype)
         picture = plot.imshow(rows.numpy(), cmap="YlGn", vmin=0, vmax=most, aspect="auto")
         plot.set_yticks(range(len(rankings)), list(rankings))
         plot.set_xticks([])

@@ -82,11 +82,11 @@ def ranking_scores(
         raise ValueError(f"without_relevant={without_relevant} must be 0 to 1: what such lists count in a mean")
 
     def mean(of_lists: Callable[[Tensor, Tensor], Tensor], least: int, otherwise: float) -> float:
-        """The mean of what some lists have, those of a grade of ``least`` or more, and others ``otherwise``."""
+        """The mean over lists; a list without a grade of ``least`` or more has the value ``otherwise``."""
         some = (grades >= least).any(1) if without_relevant is not None else slice(None)
-        found = torch.full((len(grades),), otherwise, dtype=torch.float64, device=grades.device)
-        found[some] = of_lists(places[some], grades[some])
-        return float(found.mean())
+        values = torch.full((len(grades),), otherwise, dtype=torch.float64, device=grades.device)
+        values[some] = of_lists(places[some], grades[some])
+        return float(values.mean())
 
     def lost(places: Tensor, grades: Tensor, measure: NDCG) -> Tensor:
         measure.check(grades)

@@ -67,12 +67,12 @@ class ChainTruth:
                 f"chains have in_features={chains.in_features} and num_states={chains.num_states}, must be "
                 f"{len(self.emission)} and {self.emission.num_columns}, as the truth has"
             )
-        found = torch.empty(len(chains.states), dtype=torch.int64)
+        decoded = torch.empty(len(chains.states), dtype=torch.int64)
         longest, states = int(chains.lengths.max()), self.emission.num_columns
         for part in torch.arange(len(chains)).split(max(_ENTRIES // (longest * states), 1)):
             tokens = torch.cat([torch.arange(*chains.offsets[i : i + 2].tolist()) for i in part.tolist()])
-            found[tokens] = torch.from_numpy(self._decode(chains, part, tokens))
-        return found
+            decoded[tokens] = torch.from_numpy(self._decode(chains, part, tokens))
+        return decoded
 
     def _decode(self, chains: SparseChains, part: Tensor, tokens: Tensor) -> np.ndarray:
         """The best states of some chains, one chain after another."""
@@ -98,10 +98,10 @@ class ChainTruth:
                 row, at = scores[token], place[state]
                 state = int(row.argmax())
                 if at >= 0:
-                    own = slice(runs[at], runs[at + 1])
-                    ways = row[before[own]] + extra[own]
+                    run = slice(runs[at], runs[at + 1])
+                    ways = row[before[run]] + extra[run]
                     if ways.max() > row[state]:
-                        state = int(before[own][ways.argmax()])
+                        state = int(before[run][ways.argmax()])
                 states[token] = state
         return states
 
@@ -145,7 +145,7 @@ class LargeChains(SparseChains):
     right about more chains on average.
 
     With as many features as states, the default, a feature belongs to ``own`` states on average, so that a token alone
-    is ambiguous; see :attr:`truth_error`. Items and batches are those of :class:`SparseChains`; a value is how often
+    is ambiguous; see :attr:`truth_error`. Items and batches are as in :class:`SparseChains`; a value is how often
     the feature was drawn. The same arguments give the same chains; both splits have the same truth.
 
     Args:

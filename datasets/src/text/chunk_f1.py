@@ -48,17 +48,17 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
     check_several(tags, "tags", "a list of tags")
     if not all(isinstance(tag, str) for tag in tags):
         raise TypeError(f"tags={tags!r} must be a list of tags, such as ['B-NP', 'O']")
-    found: list[Chunk] = []
+    spans: list[Chunk] = []
     start, kind = 0, ""  # of the chunk that is open; no type: none is
     for place, tag in enumerate(to_bio(tags)):
         if tag[0] == "I":
             continue
         if kind:
-            found.append(Chunk(start, place, kind))
+            spans.append(Chunk(start, place, kind))
         start, kind = place, tag[2:]
     if kind:
-        found.append(Chunk(start, len(tags), kind))
-    return found
+        spans.append(Chunk(start, len(tags), kind))
+    return spans
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from .templates import Attributes
 class ChunkingDataset(SparseChains):
     """A map-style dataset of sentences; :meth:`collate` and ``__getitems__`` make its batches.
 
-    Items and batches are those of :class:`torchssvm.datasets.SparseChains`, with columns only; states are tags.
+    Items and batches are as in :class:`torchssvm.datasets.SparseChains`, with columns only; states are tags.
 
     Attributes that are not in the vocabulary are left out. If the sentences have no tags, y is -1 throughout, which
     suffices for predictions.
@@ -156,7 +156,7 @@ class ChunkingDataset(SparseChains):
     def hold_out(self, share: float = 0.1) -> tuple[ChunkingDataset, ChunkingDataset]:
         """The first sentences for training and the last for validation, both numbered from 0.
 
-        The new vocabulary is that of the first part, with the same ``min_count`` and the same tags.
+        The new vocabulary comes from the first part, with the same ``min_count`` and the same tags.
 
         Args:
             share: Share of the sentences that is held out; their number is rounded.
@@ -169,10 +169,10 @@ class ChunkingDataset(SparseChains):
         if not 0 < last < n:
             raise ValueError(f"share={share} of {n} sentences leaves one of the parts empty: give one such as 0.1")
         first, rest = self.sentences.part(0, n - last), self.sentences.part(n - last, n)
-        found = self.describe(first)
-        vocabulary = Vocabulary.from_attributes(found, self.vocabulary.min_count, self.vocabulary.tags)
+        attributes = self.describe(first)
+        vocabulary = Vocabulary.from_attributes(attributes, self.vocabulary.min_count, self.vocabulary.tags)
         return (
-            self._made_of(first, vocabulary, stand_in=self.stand_in, found=found),
+            self._made_of(first, vocabulary, stand_in=self.stand_in, found=attributes),
             self._made_of(rest, vocabulary, stand_in=self.stand_in),
         )
 
@@ -192,12 +192,12 @@ def _states(sentences: TaggedSentences, vocabulary: Vocabulary, stand_in: str | 
         return np.full(len(sentences.words), PADDING, np.int64)
     state: dict[str, int] = {}
     for tag in set(sentences.tags):
-        found = vocabulary.state(tag)
-        found = other if found is None else found
-        if found is None:
+        known = vocabulary.state(tag)
+        known = other if known is None else known
+        if known is None:
             raise ValueError(
                 f"{sentences.where(sentences.tags.index(tag))}: tag {tag!r} is not one of the vocabulary's: "
                 f"{', '.join(vocabulary.tags)}; stand_in= names the tag to show in its place"
             )
-        state[tag] = found
+        state[tag] = known
     return np.array([state[tag] for tag in sentences.tags], np.int64)

@@ -1,6 +1,6 @@
 """Features of a token: the attributes of CRFsuite's tutorial on chunking, and their columns.
 
-The templates are those of http://www.chokkan.org/software/crfsuite/tutorial.html, which [B13] and [G16] (appendix I.2)
+The templates are from http://www.chokkan.org/software/crfsuite/tutorial.html, which [B13] and [G16] (appendix I.2)
 used too. An attribute is a string such as ``w[0]=the`` or ``pos[-1]|pos[0]=IN|DT``.
 """
 
@@ -90,7 +90,8 @@ class Vocabulary:
         Args:
             sentences: With tags.
             min_count: How often an attribute must occur in them.
-            tags: The tags in order; None is those of the sentences: O, then B and I of each type in alphabetical order.
+            tags: The tags in order; None takes them from the sentences: O, then B and I of each type in alphabetical
+                order.
 
         Raises:
             ValueError: ``min_count`` is below 1, or no attribute occurs so often, or the sentences have no tags.

@@ -34,7 +34,7 @@ class TaggedSentences:
         offsets: int64 ``[n + 1]``: sentence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``.
         lines: int64 ``[tokens]``, the line number of every token, from 1.
         source: The file, for messages.
-        scheme: ``"bio"`` where the tags are those of chunks, None where they are taken as they are.
+        scheme: ``"bio"`` for tags of chunks; None where tags are taken as they are.
         separator: What separates the columns of the file, ``"tabs"`` or ``"blanks"``.
 
     Example:
@@ -164,23 +164,23 @@ class _Tokens(NamedTuple):
 
 
 def _tokens(source: str, lines: Sequence[str], layout: Columns | None) -> _Tokens:
-    found, comment, inside = _Tokens([], [], [0], []), "" if layout is None else layout.comment, list[int]()
+    tokens, comment, inside = _Tokens([], [], [0], []), "" if layout is None else layout.comment, list[int]()
     for number, line in enumerate([*lines, ""], start=1):
-        begins = found.offsets[-1] == len(found.lines)
+        begins = tokens.offsets[-1] == len(tokens.lines)
         if is_blank(line):
             if not begins:
-                found.offsets.append(len(found.lines))
-        elif layout is None or not begins or not _is_no_token(line, layout, found):
+                tokens.offsets.append(len(tokens.lines))
+        elif layout is None or not begins or not _is_no_token(line, layout, tokens):
             if comment and line.startswith(comment):
                 inside.append(number)
-            found.lines.append(line)
-            found.numbers.append(number)
+            tokens.lines.append(line)
+            tokens.numbers.append(number)
     if inside:
         warn(
             f"{source}, line {inside[0]} begins with {comment!r} inside a sentence, and is taken as a token, like all "
             f"{len(inside)} lines of this kind: if they are comments, remove them or move them between sentences"
         )
-    return found
+    return tokens
 
 
 def _is_no_token(line: str, layout: Columns, found: _Tokens) -> bool:
@@ -209,12 +209,10 @@ def _places(
 
     if layout is None:
         allowed = (2, 3) if tags_optional else (3,)
-        if found := first(allowed):
+        if place := first(allowed):
             wanted = "word and pos, or word, pos and tag" if tags_optional else "word, pos and tag"
-            raise ValueError(
-                f"{found[0]}: {found[1]}, must be {wanted}, separated by {fields.separator}; other columns, and "
-                "comments, are named by columns=Columns(word=0, pos=1, tag=2, comment='#')"
-            )
+            advice = "name others, and comments, as in columns=Columns(word=0, tag=1, comment='#')"
+            raise ValueError(f"{place[0]}: {place[1]}, must be {wanted}, separated by {fields.separator}; {advice}")
         layout = Columns(word=0, pos=1, tag=2)
     where = f"{source}, line {tokens.numbers[sizes.index(fields.width)]}"
     try:
@@ -223,44 +221,38 @@ def _places(
         if not tags_optional:
             raise
         places = layout._replace(tag=None).places(fields.width, tokens.names, where)
-    if found := first([fields.width]):
+    if place := first([fields.width]):
         raise ValueError(
-            f"{found[0]}: {found[1]}, but {fields.agree} of the {len(sizes)} lines have {fields.width}, separated by "
-            f"{fields.separator}; comments between sentences, not inside, are left out if columns "
-            f"names how they begin (comment={layout.comment!r})"
+            f"{place[0]}: {place[1]}, but {fields.agree} of the {len(sizes)} lines have {fields.width}, separated by "
+            f"{fields.separator}; Columns(comment={layout.comment!r}) leaves out comments between sentences"
         )
     word, tag, pos = places
     assert word is not None
-    return word, None if tags_optional and tag == word else tag, pos  # the last column is that of the words
+    return word, None if tags_optional and tag == word else tag, pos  # the last column holds the words
 
 
-def _check_three(found: TaggedSentences) -> TaggedSentences:
+def _check_three(sentences: TaggedSentences) -> TaggedSentences:
     """Raise ValueError where the tags of ``word pos tag`` are not BIO, or in the place of the parts of speech."""
-    pos, tags = found.pos, found.tags or []
+    pos, tags = sentences.pos, sentences.tags or []
     if all(map(_BIO.fullmatch, set(pos))):
-        raise ValueError(
-            f"{found.where(0)}: the second column holds chunk tags, such as {pos[0]!r}, on all lines, and must hold "
-            "parts of speech: columns are word, pos and tag; name others, such as columns=Columns(word=0, tag=1)"
-        )
+        advice = "name other columns, such as columns=Columns(word=0, tag=1)"
+        raise ValueError(f"{sentences.where(0)}: column 2 must hold parts of speech, not {pos[0]!r}; {advice}")
     if wrong := {tag for tag in set(tags) if not _BIO.fullmatch(tag)}:
         first = next(token for token, tag in enumerate(tags) if tag in wrong)
-        raise ValueError(
-            f"{found.where(first)}: tag {tags[first]!r} must be O, or B-TYPE or I-TYPE for some type; "
-            "read_columns(..., scheme=None) takes tags as they are"
-        )
-    return found
+        advice = "scheme=None takes tags as they are"
+        raise ValueError(f"{sentences.where(first)}: tag {tags[first]!r} must be O, B-TYPE or I-TYPE; {advice}")
+    return sentences
 
 
-def _as_bio(found: TaggedSentences) -> TaggedSentences:
-    if found.tags is None:
-        return found
-    if (wrong := first_wrong(found.tags)) is not None:
+def _as_bio(sentences: TaggedSentences) -> TaggedSentences:
+    if sentences.tags is None:
+        return sentences
+    if (wrong := first_wrong(sentences.tags)) is not None:
+        advice = "scheme=None takes tags as they are"
         raise ValueError(
-            f"{found.where(wrong)}: tag {found.tags[wrong]!r} must be O, or a letter of BIO, BIOES or BILOU, a hyphen "
-            "and a type: is this the column of the tags? Others are taken as they are by read_columns(..., "
-            "scheme=None), and lines of comments are left out by Columns(comment=...)"
+            f"{sentences.where(wrong)}: tag {sentences.tags[wrong]!r} must be of BIO, BIOES or BILOU; {advice}"
         )
-    return replace(found, tags=to_bio(found.tags, found.offsets))
+    return replace(sentences, tags=to_bio(sentences.tags, sentences.offsets))
 
 
 NAMES_LINE = "# global.columns ="
@@ -270,7 +262,7 @@ NAMES_LINE = "# global.columns ="
 class Columns(NamedTuple):
     """Columns of a file, each by its position (from 0; negative from the last) or by its name.
 
-    Names are those of the comment ``# global.columns = ...`` of CoNLL-U Plus, or of the first line, if that holds all
+    Names come from the comment ``# global.columns = ...`` of CoNLL-U Plus, or of the first line, if that holds all
     the names that are asked for.
 
     Attributes:
@@ -320,7 +312,7 @@ class Columns(NamedTuple):
         Raises:
             ValueError: There is no such column.
         """
-        found: list[int | None] = []
+        chosen: list[int | None] = []
         for what, value in zip(self._fields[:3], self[:3], strict=True):
             if isinstance(value, str) and value not in names:
                 known = f"the file names {', '.join(names)}" if names else "the file names no columns: give positions"
@@ -328,5 +320,5 @@ class Columns(NamedTuple):
             place = names.index(value) if isinstance(value, str) else value
             if place is not None and not -count <= place < count:
                 raise ValueError(f"{where}: {count} column{'s' * (count > 1)}, and {what}={value!r} asks for another")
-            found.append(None if place is None else place % count)
-        return found
+            chosen.append(None if place is None else place % count)
+        return chosen

@@ -73,11 +73,11 @@ class CoNLL2000(ChunkingDataset):
         least = check_whole(_MIN_COUNT if min_count is None else min_count, "min_count")
         self.split = split
         sentences = read_columns(locate(split, root))
-        found = attributes(sentences)
+        described = attributes(sentences)
         if vocabulary is None:
-            training = found if split == "train" else attributes(read_columns(locate("train", root)))
+            training = described if split == "train" else attributes(read_columns(locate("train", root)))
             vocabulary = Vocabulary.from_attributes(training, least, self.chunk_tags)
-        super().__init__(sentences, vocabulary, stand_in="O" if split == "test" else None, found=found)
+        super().__init__(sentences, vocabulary, stand_in="O" if split == "test" else None, found=described)
 
 
 def locate(split: str, root: str | os.PathLike[str] | None = None) -> Path:

@@ -156,7 +156,7 @@ def check_tag_column(tags: str) -> None:
 
 
 def _is_word(token: Mapping[str, Any], expected: int, where: str, trees: bool) -> bool:
-    """Whether the ID is that of the next word, not of a multiword token or an empty node."""
+    """Whether the ID names the next word, not a multiword token or an empty node."""
     name, head = token["id"], token["head"]
     if isinstance(name, tuple):
         spelt, first, after = "".join(map(str, name)), name[0], name[1] == "."
@@ -314,7 +314,7 @@ class Attachment(NamedTuple):
 
 
 def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sentence]) -> Attachment:
-    """Compare the heads of sentences with those of the treebank.
+    """Compare the heads of sentences with the treebank.
 
     Args:
         found: The predicted heads of each sentence; entries beyond its length are ignored.

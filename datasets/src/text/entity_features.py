@@ -1,4 +1,4 @@
-"""Features of a token for named entities: its spelling, and that of its neighbours; nothing is downloaded.
+"""Features of a token for named entities: its spelling and its neighbours' spelling; nothing is downloaded.
 
 As in the feature sets of L. Ratinov, D. Roth, *Design Challenges and Misconceptions in Named Entity Recognition* (CoNLL
 2009), without gazetteers and clusters: words, prefixes and suffixes in lower case, and shapes. The shape of a word has
@@ -33,7 +33,7 @@ TEMPLATES: tuple[Template, ...] = (
     *((("pos", d),) for d in (-1, 0, 1)),
     (("pos", -1), ("pos", 0)),
 )
-"""The templates; those of parts of speech give nothing where a file has none."""
+"""The templates; without parts of speech in a file, their templates give nothing."""
 
 
 def entity_attributes(sentences: TaggedSentences) -> Attributes:

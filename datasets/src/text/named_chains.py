@@ -16,15 +16,15 @@ from .sparse_chains import SparseChains
 class NamedChains(SparseChains):
     """A map-style dataset of n sequences of tokens with features by name, for ``SparseLinearChain``.
 
-    Items and batches are those of :class:`SparseChains`.
+    Items and batches are as in :class:`SparseChains`.
 
     Args:
         x: For every sequence, for every token, its features: a list of names, each of the value 1, or
             ``{name: text, number, True or False}``, where a text becomes the feature ``name=text``.
         y: For every sequence, the label of each token, a text.
-        vocabulary: The column of every feature by its name, that of the training set; features without a column are
+        vocabulary: The column of every feature by its name, from the training set; features without a column are
             left out. None gives a column to each feature of ``x`` that occurs at least ``min_count`` times.
-        labels: The labels in the order of the states, those of the training set; None is the labels of ``y`` in
+        labels: The labels in the order of the states, from the training set; None is the labels of ``y`` in
             alphabetical order.
         min_count: As above; of no meaning with a vocabulary.
 

@@ -20,7 +20,7 @@ from .templates import Attributes
 class NamedEntities(ChunkingDataset):
     """Sentences with named entities, and attributes of spelling: words, shapes, prefixes and suffixes, neighbours.
 
-    Items, batches and methods are those of :class:`ChunkingDataset`. Tags are BIO, whatever the scheme of the file:
+    Items, batches and methods are as in :class:`ChunkingDataset`. Tags are BIO, whatever the scheme of the file:
     O, then B-X and I-X of each type in alphabetical order. Tags that were read with ``scheme=None`` stay as they are.
     Attributes that the training set does not have are left out.
 
@@ -28,7 +28,7 @@ class NamedEntities(ChunkingDataset):
         sentences: From :func:`torchssvm.datasets.read_columns`.
         vocabulary: That of the training set; None makes it of these sentences, which need tags.
         min_count: How often an attribute must occur to have a column, where the vocabulary is made.
-        stand_in: The tag in ``y`` for tags that are not in the vocabulary, such as those of a type without training
+        stand_in: The tag in ``y`` for tags that are not in the vocabulary, such as tags of a type without training
             examples; None makes them an error.
         found: The attributes of these sentences, if they are computed already.
 

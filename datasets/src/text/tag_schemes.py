@@ -39,16 +39,16 @@ def to_bio(tags: Sequence[str], offsets: np.ndarray | None = None) -> list[str]:
     """
     check_several(tags, "tags", "a list of tags")
     starts = {0} if offsets is None else set(np.asarray(offsets).tolist())
-    found: list[str] = []
+    bio: list[str] = []
     before, closed = "", False  # the type of the token before, and whether its tag ends a chunk
     for place, tag in enumerate(tags):
         if not _TAG.fullmatch(tag):
             raise ValueError(f"tags[{place}]={tag!r} must be O, or B, I, E, S, L, U or M, a hyphen and a type")
         letter, _, kind = tag.partition("-")
         begins = place in starts or closed or kind != before
-        found.append("O" if not kind else f"{'B' if begins else _LETTER[letter]}-{kind}")
+        bio.append("O" if not kind else f"{'B' if begins else _LETTER[letter]}-{kind}")
         before, closed = kind, letter in ("E", "S", "L", "U")
-    return found
+    return bio
 
 
 def check_scheme(scheme: str | None) -> None:

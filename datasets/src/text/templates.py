@@ -41,9 +41,7 @@ class Attributes(NamedTuple):
     def check(self, sentences: TaggedSentences) -> None:
         """Raise ValueError unless these are the attributes of the sentences."""
         if self.tokens != fingerprint(sentences):
-            raise ValueError(
-                f"found holds the attributes of other sentences than those of {sentences.source}: leave it out"
-            )
+            raise ValueError(f"found holds the attributes of other sentences than {sentences.source}: leave it out")
 
     def of(self, token: int) -> list[str]:
         """The attributes of a token."""
@@ -116,9 +114,9 @@ def describe(
 
 def fingerprint(sentences: TaggedSentences) -> str:
     """A short name of the words, parts of speech and lengths of sentences: the same for the same sentences only."""
-    found = hashlib.blake2b(digest_size=16)
+    hashed = hashlib.blake2b(digest_size=16)
     for values in (sentences.words, sentences.pos):
-        found.update("\0".join(values).encode("utf-8", "surrogatepass"))
-        found.update(b"\0\0")
-    found.update(np.ascontiguousarray(sentences.offsets - sentences.offsets[0], np.int64).tobytes())
-    return found.hexdigest()
+        hashed.update("\0".join(values).encode("utf-8", "surrogatepass"))
+        hashed.update(b"\0\0")
+    hashed.update(np.ascontiguousarray(sentences.offsets - sentences.offsets[0], np.int64).tobytes())
+    return hashed.hexdigest()

@@ -47,7 +47,7 @@ class WordAlignment(Dataset[AlignmentExample]):
     sure links (of several, the one nearest to the diagonal). All other sure and possible links are marked as possible,
     and cost nothing.
 
-    The split is that of Taskar et al. (2006): of the 447 annotated test sentences of the shared task, ``train`` has the
+    The split is from Taskar et al. (2006): of the 447 annotated test sentences of the shared task, ``train`` has the
     first 100 and ``test`` the other 347; ``dev`` are the shared task's 37 trial sentences. Features count associations
     in the 2383 unaligned sentence pairs of ``hansards/train``, and are computed once.
 

@@ -36,15 +36,15 @@ class WordChains(SparseChains):
     which each letter was dropped, changed or swapped with the next one with total probability ``noise``. Many words
     then look alike, and their neighbours tell them apart: the decoder of a noisy channel, for any K.
 
-    The files are those of :class:`torchssvm.datasets.CoNLL2000`. Items and batches are those of :class:`SparseChains`,
+    The files are as in :class:`torchssvm.datasets.CoNLL2000`, items and batches as in :class:`SparseChains`,
     with columns only. The same arguments give the same spellings.
 
     Args:
         split: ``"train"`` or ``"test"``.
-        num_states: K, at least 2; None is that of ``vocabulary``, or 1000.
+        num_states: K, at least 2; None takes it from ``vocabulary``, or 1000.
         noise: Probability that a letter is changed, 0 to below 1.
-        min_count: How often an attribute must occur in the training set; None is that of ``vocabulary``, or 3.
-        num_chains: Number of sentences, from the first; None is all. The vocabulary is always that of all.
+        min_count: How often an attribute must occur in the training set; None takes it from ``vocabulary``, or 3.
+        num_chains: Number of sentences, from the first; None is all. The vocabulary always comes from all.
         vocabulary: The vocabulary of the training set, whose ``tags`` are the words; None makes it.
         seed: Seed of the noise.
         root: The folder that has ``conll2000``; None is ``TORCHSSVM_DATA`` and the cache.

@@ -157,15 +157,6 @@ def test_a_download_of_something_else(published, tmp_path, monkeypatch, content,
     assert not list(tmp_path.rglob("*.csv"))
 
 
-def test_without_files_and_network(published, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError("no network")
-
-    monkeypatch.setattr(files_module, "_download", fail)
-    with pytest.raises(FileNotFoundError, match=r"a1_raw.csv is not in .*dataset/302 .*no network"):
-        GesturePhases(root=tmp_path)
-
-
 def test_the_published_files():
     try:
         for name in TEXTS:

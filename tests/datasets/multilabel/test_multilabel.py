@@ -121,16 +121,6 @@ def test_libsvm_files(tmp_path):
     assert other.features.dense().tolist() == [[0, 3, 4], [0, 0, 1]]
 
 
-@pytest.mark.parametrize("i", [3, -4])
-def test_out_of_range(i, tmp_path):
-    dataset = songs(tmp_path)
-    with pytest.raises(ValueError, match="indices"):
-        dataset.__getitems__([])
-    for access in (lambda: dataset[i], lambda: dataset.__getitems__([0, i]), lambda: dataset.names(i)):
-        with pytest.raises(IndexError, match=f"index {i} is out of range for a dataset of 3 examples"):
-            access()
-
-
 def test_arguments_and_missing_files(tmp_path):
     with pytest.raises(ValueError, match="name"):
         Multilabel("yeast")

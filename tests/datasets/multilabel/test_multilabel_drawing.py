@@ -77,19 +77,3 @@ def test_the_picture(size, figure):
     named = {text.get_text() for text in graph.texts}
     assert named == {NAMES[label] for pair in pairs for label in pair[:2]}
     figure.canvas.draw()
-
-
-@pytest.mark.parametrize(
-    "w,names,message",
-    [
-        (torch.zeros(3, 2), 3, "interactions"),
-        (torch.zeros(1, 1), 1, "at least two labels"),
-        (torch.zeros(3, 3), 2, "names"),
-        (torch.full((3, 3), float("nan")), 3, "interactions"),
-        (torch.ones(3, 3).triu(1), 3, r"must be symmetric; of a triangle, give w \+ w.T"),
-    ],
-)
-def test_arguments_are_checked(w, names, message, figure):
-    with pytest.raises(ValueError, match=message):
-        draw_interactions(figure, w, NAMES[:names])
-    assert not figure.axes

@@ -1,11 +1,8 @@
-import gzip
-
 import numpy as np
 import pytest
 import torch
 
-from torchssvm import LinearRanking, choose_lam, evaluate
-from torchssvm.datasets import RankedLists, hold_out, ranking_scores
+from torchssvm.datasets import RankedLists, ranking_scores
 
 
 @pytest.fixture
@@ -153,14 +150,6 @@ def test_files_of_another_form_are_refused(tmp_path, text, kind, words):
         RankedLists.svmlight(path, in_features=None if kind is MemoryError else 3)
 
 
-def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path):
-    pytest.importorskip("sklearn")
-    path = tmp_path / "rank.gz"
-    path.write_bytes(gzip.compress(b"2 qid:7 1:0.5\n0 qid:7 2:1\n")[:-12])
-    with pytest.raises(ValueError, match=r"rank.gz is damaged.*ended before"):
-        RankedLists.svmlight(path)
-
-
 def test_lists_without_relevant_documents_are_counted():
     x, y, sizes = torch.rand(7, 3), torch.tensor([0, 2, 1, 0, 0, 1, 0]), [3, 2, 2]
     few, every = RankedLists(x, y, sizes), RankedLists(x, y, sizes, relevant=0)
@@ -178,12 +167,3 @@ def test_lists_without_relevant_documents_are_counted():
         ranking_scores(every.y, places, ks=(1,))
     with pytest.raises(ValueError, match="without_relevant=2"):
         ranking_scores(every.y, places, without_relevant=2)
-
-
-def test_a_table_of_lambdas_has_no_columns_of_errors_that_rankings_lack():
-    lists = RankedLists(torch.rand(40, 3), torch.arange(40) % 3, [5] * 8)
-    choice = choose_lam(LinearRanking(3), *hold_out(lists, 0.25), lams=(1.0, 0.1), progress=False)
-    assert str(choice).splitlines()[0].split() == ["lam", "lam", "n", "gap", "passes", "seconds", "loss"]
-    head = LinearRanking(4)
-    with pytest.raises(ValueError, match="in_features=3"):
-        evaluate(head, head.structure, lists)

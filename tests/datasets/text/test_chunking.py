@@ -1,7 +1,6 @@
 """Sentences as sparse chains: any column file, and CoNLL-2000 where its files are there."""
 
 import re
-import urllib.request
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.datasets import ChunkingDataset, CoNLL2000, Vocabulary, chunk_scores, read_columns
 from torchssvm.datasets.text.chunking_features import attributes
 from torchssvm.datasets.text.columns import TaggedSentences
-from torchssvm.datasets.text.conll2000 import PAGE
 
 TAGS = ["O", "B-NP", "I-NP", "B-VP"]
 
@@ -96,15 +94,6 @@ def test_words_and_tags(small):
     assert repr(small) == f"ChunkingDataset: 2 sentences, 7 tokens, {small.in_features} columns"
 
 
-@pytest.mark.parametrize("access", [lambda d, i: d[i], lambda d, i: d.words(i), lambda d, i: d.__getitems__([0, i])])
-@pytest.mark.parametrize("i", [2, -3])
-def test_out_of_range(access, i, small):
-    with pytest.raises(ValueError, match="indices"):
-        small.__getitems__([])
-    with pytest.raises(IndexError, match=f"index {i} is out of range for a dataset of 2 sentences"):
-        access(small, i)
-
-
 def test_untagged_text_has_no_targets(small, tmp_path):
     other = ChunkingDataset.from_file(write(tmp_path, "The DT\ndeficit NN\n", name="raw.txt"), small.vocabulary)
     assert other.__getitems__([0]).y.tolist() == [[-1, -1]]
@@ -178,19 +167,6 @@ def test_arguments_are_checked(train):
         CoNLL2000("test", min_count=1, vocabulary=train.vocabulary)
     with pytest.raises(ValueError, match="min_count=0"):
         CoNLL2000("train", min_count=0)
-
-
-def test_a_missing_file_is_named(monkeypatch, tmp_path):
-    def offline(*_, **__):
-        raise urllib.request.URLError("offline")
-
-    monkeypatch.setattr(urllib.request, "urlopen", offline)
-    with pytest.raises(FileNotFoundError, match=re.escape(PAGE) + ".*put it there.*TORCHSSVM_DATA"):
-        CoNLL2000("train", root=tmp_path)
-    (tmp_path / "conll2000").mkdir()
-    write(tmp_path / "conll2000", name="train.txt.gz")
-    with pytest.raises(RuntimeError, match=r"train.txt.gz is corrupt, or not the published file"):
-        CoNLL2000("train", root=tmp_path)
 
 
 def test_the_data_module_without_held_out_sentences(train):

@@ -86,12 +86,6 @@ def test_tags_of_a_vocabulary(tmp_path):
         Vocabulary.of(untagged)
 
 
-@pytest.mark.parametrize("least", [0, -1, 1.5, True, "3"])
-def test_min_count_is_checked(least):
-    with pytest.raises((TypeError, ValueError), match=r"min_count=.*"):
-        Vocabulary.of(sentences_of([[("a", "A")]]), least)
-
-
 def test_saved_and_loaded(tmp_path):
     vocabulary = Vocabulary.of(sentences_of([[('a"\\', "é"), ("\u2028", "B")]]), 1)
     path = tmp_path / "vocabulary.json"
@@ -127,13 +121,6 @@ def test_damaged_vocabularies_are_refused(damage, tmp_path):
         Vocabulary.load(path)
     with pytest.raises(FileNotFoundError):
         Vocabulary.load(tmp_path / "nothing.json")
-
-
-def test_nothing_twice_and_nothing_empty():
-    with pytest.raises(ValueError, match="attributes"):
-        Vocabulary(["a", "b", "a"], ["O"])
-    with pytest.raises(ValueError, match="tags"):
-        Vocabulary(["a"], [])
 
 
 def test_the_training_set():

@@ -78,11 +78,6 @@ def test_names(first, tmp_path):
         read_columns(path, columns._replace(tag="TAG"))
 
 
-def test_names_that_a_file_does_not_have(tmp_path):
-    with pytest.raises(ValueError, match="line 1"):
-        read_columns(write(tmp_path, "Bonn B-LOC\n"), Columns(word="FORM"))
-
-
 @pytest.mark.parametrize(
     "text, columns, message",
     [

@@ -119,21 +119,6 @@ def test_errors_name_file_and_line(text, optional, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "wrong"),
-    [
-        (["x", "a O", "b O", "c O"], 1),  # the first line
-        (["a O", "b O", "c", "d O"], 3),
-        (["a\tO", "New York\tO", "c O", "d\tO"], 3),
-        (["a O", "b O", "c\tO", "d e O"], 4),
-        (["Sentence: 1", "", "a b O", "c d O"], 1),
-    ],
-)
-def test_the_line_that_differs_from_the_others_is_named(lines, wrong, tmp_path):
-    with pytest.raises(ValueError, match=f"some.txt, line {wrong}"):
-        read_columns(write(tmp_path, "\n".join(lines)), Columns(word=0, tag=1))
-
-
-@pytest.mark.parametrize(
     ("lines", "words", "tags"),
     [
         (["New York\tB-LOC", "is\tO"], ["New York", "is"], ["B-LOC", "O"]),

@@ -12,7 +12,7 @@ import torch
 from cases.treebanks import treebank
 from torch.utils.data import DataLoader
 
-from torchssvm import Arborescence, DualState, LinearArcs, Potentials, certify, evaluate, in_order, solve
+from torchssvm import Arborescence, LinearArcs, Potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.datasets import CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from torchssvm.datasets.text.arc_drawing import draw_arcs
@@ -382,17 +382,6 @@ def test_the_example_learns_a_little_grammar(banks, tmp_path, run_here):
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
 
 
-def test_the_example_says_what_is_wrong_with_a_file(write, tmp_path, run_here):
-    good, bad = write(VAMONOS), write(rows(0, 5), "bad.conllu")
-    for flags, words in (
-        (("--train", good, "--test", bad), "bad.conllu, line 2: HEAD is 5"),
-        (("--train", tmp_path / "nowhere", "--test", good), "nowhere"),
-        (("--train", write(CROSSING, "all.conllu"), "--test", good), "arcs cross in all 1 sentences"),
-    ):
-        with pytest.raises(SystemExit, match=words):
-            run_here(tmp_path / "report", *flags)
-
-
 def test_words_to_parse_have_no_trees(tmp_path):
     (tmp_path / "new.conllu").write_text(rows("_", "_", "_") + "\n" + rows(0, 7) + "\n")
     new = CoNLLU(tmp_path / "new.conllu", trees=False)
@@ -405,19 +394,3 @@ def test_words_to_parse_have_no_trees(tmp_path):
         head.structure.check_target(batch.y, head(batch.x, batch.lengths))
     with pytest.raises(ValueError, match="trees=False reads no trees to skip"):
         CoNLLU(tmp_path / "new.conllu", trees=False, skip_nonprojective=True)
-
-
-def test_features_hashed_into_another_number_of_columns_are_refused_wherever_they_enter(tmp_path):
-    (tmp_path / "some.conllu").write_text(treebank(0, 3))
-    head, few = LinearArcs(64), CoNLLU(tmp_path / "some.conllu", in_features=32)
-    with pytest.raises(ValueError, match="num_features=64"):
-        CoNLLU(tmp_path / "some.conllu", in_features=32, num_features=64)
-    for call in (
-        lambda: solve(head, few, 0.1),
-        lambda: evaluate(head, head.structure, in_order(few)),
-        lambda: certify(head, DualState.for_head(head, 3, 0.1), in_order(few)),
-    ):
-        with pytest.raises(
-            ValueError, match=r"the dataset has in_features=32 and the head in_features=64: .*num_features"
-        ):
-            call()

@@ -127,15 +127,6 @@ def test_malformed_files_are_named_with_the_line(tmp_path, ending, content, word
         read_aligned(*paths)
 
 
-def test_malformed_unaligned_texts_are_named_with_the_line(tmp_path):
-    french, english, _ = write(tmp_path, "a", ["a b", " "], ["a", "b"])
-    with pytest.raises(ValueError, match=r"a\.f, line 2"):
-        read_unaligned(french, english)
-    french, english, _ = write(tmp_path, "a", ["a b"], ["a", "b"])
-    with pytest.raises(ValueError, match=r"a\.f has 1, .*a\.e has 2"):
-        read_unaligned(french, english)
-
-
 def test_what_is_missing_is_named(root, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"hansards/test/test\.f is not in .*TORCHSSVM_DATA"):
         WordAlignment("train", tmp_path)
@@ -273,16 +264,6 @@ def test_batches_are_padded(train):
     assert torch.equal(again.x.features, batch.x.features)
     assert torch.equal(train.__getitems__(torch.tensor(rows)).y, batch.y)
     assert train.collate(batch) is batch
-
-
-def test_indices_outside_are_refused(train):
-    for wrong in (100, -101):
-        with pytest.raises(IndexError, match=f"index {wrong} is out of range for a dataset of 100"):
-            train[wrong]
-        with pytest.raises(IndexError, match=f"index {wrong}"):
-            train.__getitems__([0, wrong])
-    with pytest.raises(ValueError, match="examples"):
-        train.__getitems__([])
 
 
 def test_head_and_batches_pass_the_check(train):
