@@ -170,7 +170,6 @@ class Average(Stateful):
         self._means = [mean.to(self.parameters[0].device, copy=True) for mean in state["weights"]]
         self._steps = 0 if self._dual is None else self._dual.steps
 
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(count={self.count})"
 
