@@ -342,7 +342,7 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
 
 def _made(content: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModel:
     """The model of a file, from its header and its tensors."""
-    made = {
+    made: dict[str, Any] = {
         name: None if content.get(name) is None else rebuild(_from_json(content[name], tensors))
         for name in ("head", "structure", "features")
     }

@@ -159,7 +159,7 @@ class CertifiedEstimator(BaseEstimator):
                 start = {"start": run.trainer.dual if changed else run.trainer, "kept": _places(before, digests)}
             trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
         self._run = _Run(trainer, head, digests, settings) if self._goes_on else None
-        return self._solve(trainer, head, examples, lam)
+        return self._train_to_gap(trainer, head, examples, lam)
 
     def _run_to_continue(self, head: Any, settings: str) -> _Run | None:
         """The last run, if this fit goes on from it; ValueError if the weights of ``head`` are others than its."""
@@ -182,7 +182,7 @@ class CertifiedEstimator(BaseEstimator):
             )
         return run
 
-    def _solve(self, trainer: Any, head: Any, examples: Any, lam: float) -> Any:
+    def _train_to_gap(self, trainer: Any, head: Any, examples: Any, lam: float) -> Any:
         """The head, trained to the gap; sets the fitted attributes, and warns where the gap is larger."""
         self.history_: list[dict[str, float]] = []
         tolerance = Relative(float(self.tol))
