@@ -46,8 +46,8 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             strings, tensors, and lists, tuples and dicts of them.
 
     Raises:
-        ValueError: There are no contents; a compiled loop, a sampler or an average is saved without its dual; or a
-            state or value cannot be loaded without running code, such as a NumPy array. An existing file is unchanged.
+        ValueError: There are no contents; a compiled loop or a sampler is saved without its dual; or a state or value
+            cannot be loaded without running code, such as a NumPy array. An existing file is unchanged.
         TypeError: A class was given, not an object.
         OSError: See :func:`torchssvm.core.files.whole_file`.
 
