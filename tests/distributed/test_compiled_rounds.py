@@ -144,7 +144,7 @@ def test_the_size_of_a_round_is_chosen_by_sizes_and_kept():
         loop.step(16 * 2 * 10)
         assert loop._rounds.visits == chosen
         loop.consolidate_state_dict()
-        state = loop.kept() if rank else loop.state_dict()
+        state = {**loop.draws.own_state(), "round_visits": chosen} if rank else loop.state_dict()
         again = make(problem)
         again.load_state_dict(state)
         return chosen, state["round_visits"], again._rounds.visits

@@ -111,7 +111,8 @@ class Stateful(ABC):
 
     def own_state(self) -> dict[str, Any]:
         """The state of this process."""
-        return self._with({name: each.state_dict() for name, each in self._nested().items()})
+        state = {**self._entries(), **{name: each.state_dict() for name, each in self._nested().items()}}
+        return with_seal(state) if "format" in state else state
 
     def state_dict(self) -> dict[str, Any]:
         """The exact state as tensors, numbers and strings, which ``weights_only=True`` can load.
@@ -119,14 +120,6 @@ class Stateful(ABC):
         RuntimeError if several processes hold parts of it and did not call ``consolidate_state_dict()`` just before.
         """
         return self.own_state()
-
-    def kept(self) -> dict[str, Any]:
-        """The state of this process alone, as ``load_state_dict`` takes it."""
-        return self._with({name: each.kept() for name, each in self._nested().items()})
-
-    def _with(self, nested: dict[str, Any]) -> dict[str, Any]:
-        state = {**self._entries(), **nested}
-        return with_seal(state) if "format" in state else state
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the state of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
@@ -216,10 +209,6 @@ class ByRank(Stateful):
         raise NotImplementedError
 
     @override
-    def kept(self) -> dict[str, Any]:
-        return {"ranks": [self.own_state()] * self.ranks.size} if self.ranks else self.own_state()
-
-    @override
     def consolidate_state_dict(self, to: int = 0) -> None:
         if self.ranks:
             parts = self.ranks.collect(self.own_state(), to)
@@ -248,7 +237,7 @@ class StatefulOptimizer(Stateful, Optimizer):
     def _check_own(self, state: dict[str, Any]) -> None:
         sizes = [[len(group["params"]) for group in groups] for groups in (state["param_groups"], self.param_groups)]
         if sizes[0] != sizes[1] or not isinstance(state["state"], dict):
-            raise damaged(f"{self.state_name}['param_groups']")
+            raise ValueError(f"the checkpoint is of another problem: {self.state_name} has parameters of other sizes")
         for name, each in self._nested().items():
             each.check_state(state[name])
 

@@ -24,7 +24,6 @@ from torchssvm.core.structure import OracleResult, Structure
 from torchssvm.deployment.decoder import (
     Decoder,
     check_feature_names,
-    check_fit,
     check_labels,
     check_vocabulary,
     parts_of,
@@ -264,20 +263,19 @@ def save_model(
     head, structure, features = parts_of(head, structure, features)
     if not isinstance(features, UnitRows | None):
         raise TypeError(
-            f"features={type(features).__name__} below the head are not saved here: save features.state_dict() beside "
-            "the file, and give Decoder(head, features=...) both after loading"
+            f"features={type(features).__name__} are not saved: save features.state_dict(), and give both to Decoder"
         )
-    own = getattr(head, "structure", None)
     for name, weight in head.named_parameters():
         if weight.is_meta or weight.dtype not in _DTYPES.values():
             raise ValueError(
                 f"head has {name} of {weight.dtype} on {weight.device}: give it one of {list(_DTYPES)}, not on meta"
             )
     tensors = {_WEIGHT + name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
+    apart = structure is not getattr(head, "structure", None)
     content = {
         "format": _FORMAT,
         "head": _to_json(_recipe(head, "head"), tensors),
-        "structure": None if structure is own else _to_json(_recipe(structure, "structure"), tensors),
+        "structure": _to_json(_recipe(structure, "structure"), tensors) if apart else None,
         **({} if features is None else {"features": _to_json(_recipe(features, "features"), tensors)}),
         "labels": None if labels is None else check_labels(labels, structure),
         **({} if temperature is None else {"temperature": check_number(temperature, "temperature", above=0.0)}),
@@ -327,57 +325,42 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
         raise ValueError(f"{path} is a safetensors file, but not one of save_model: its header has no {_KEY!r}")
     try:
         content = json.loads(metadata[_KEY])
-        version = content["format"]
+        version, told = content["format"], content.pop("seal", None)
     except Exception as error:
         raise ValueError(f"{path} is damaged: its header cannot be read: {error!r}") from error
     if version not in (1, _FORMAT):
         raise ValueError(f"{path} has format {version}, and this version of torchssvm reads formats 1 and {_FORMAT}")
-    try:
-        found = _made(content, tensors)
-        told = content.pop("seal") if version > 1 else None
-    except Exception as error:
-        raise ValueError(f"{path} is damaged, or of another version of torchssvm: {_sentence(error)}") from error
     if version > 1 and told != seal([content, tensors]):
         raise ValueError(
             f"{path} does not hold what save_model wrote: it is damaged, or was changed. Fetch or write it again"
         )
-    return found
+    try:
+        return _made(content, tensors)
+    except Exception as error:  # classes of another version may take other arguments
+        raise ValueError(f"{path} is damaged, or of another version of torchssvm: {error!r}") from error
 
 
 def _made(content: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModel:
     """The model of a file, from its header and its tensors."""
-    head = rebuild(_from_json(content["head"], tensors))
-    if not isinstance(head, nn.Module):
-        raise ValueError(f"its head is a {type(head).__name__}, which is no head")
-    other = content["structure"]
-    structure = head.structure if other is None else rebuild(_from_json(other, tensors))
-    if not isinstance(structure, Structure):
-        raise ValueError(f"its structure is a {type(structure).__name__}, which is no structure")
-    check_fit(head, structure)
+    made: dict[str, Any] = {
+        name: None if content.get(name) is None else rebuild(_from_json(content[name], tensors))
+        for name in ("head", "structure", "features")
+    }
+    head = made["head"]
     # A plain dict of the state has no version by which LinearHead tells how a matrix lies; the class says so.
     state = {name.removeprefix(_WEIGHT): value for name, value in tensors.items() if name.startswith(_WEIGHT)}
-    for name, weight in head.state_dict().items():
-        if name in state and state[name].dtype != weight.dtype:
-            raise ValueError(f"its weight {name} is {state[name].dtype}, and the head's is {weight.dtype}")
     head.load_state_dict(state, assign=True)
     head.requires_grad_(False)
-    scaling = content.get("features")
-    features = None if scaling is None else rebuild(_from_json(scaling, tensors))
-    if not isinstance(features, UnitRows | None):
-        raise ValueError(f"its features are a {type(features).__name__}, which does not scale rows")
-    labels = None if content["labels"] is None else check_labels(content["labels"], structure)
     names = tensors.get(_VOCABULARY)
-    vocabulary = None if names is None else check_vocabulary(json.loads(names.numpy().tobytes()), head)
-    if (temperature := content.get("temperature")) is not None:
-        check_number(temperature, "temperature", above=0.0)
-    if (columns := content.get("feature_names")) is not None:
-        check_feature_names(columns)
-    return SavedModel(head.eval(), structure, labels, vocabulary, features, temperature, columns)
-
-
-def _sentence(error: Exception) -> str:
-    """The error in words: a bare KeyError shows the key alone."""
-    return f"its header has no {error}" if isinstance(error, KeyError) else str(error) or repr(error)
+    return SavedModel(
+        head.eval(),
+        made["structure"] or head.structure,
+        content["labels"],
+        None if names is None else json.loads(names.numpy().tobytes()),
+        made["features"],
+        content.get("temperature"),
+        content.get("feature_names"),
+    )
 
 
 def load_model(path: str | os.PathLike[str]) -> Decoder:
@@ -396,17 +379,17 @@ def load_model(path: str | os.PathLike[str]) -> Decoder:
         >>> tagger(tokens[:2], torch.tensor([5, 3])).shape
         torch.Size([2, 5])
     """
-    found = load_head(path)
-    decoder = Decoder(found.head, found.structure, found.features)
-    decoder.labels, decoder.vocabulary, decoder.feature_names = found.labels, found.vocabulary, found.feature_names
+    saved = load_head(path)
+    decoder = Decoder(saved.head, saved.structure, saved.features)
+    decoder.labels, decoder.vocabulary, decoder.feature_names = saved.labels, saved.vocabulary, saved.feature_names
     return decoder
 
 
 def _recipe(thing: Any, argument: str) -> Recipe:
-    found = describe(thing)
-    if found is None:
+    recipe = describe(thing)
+    if recipe is None:
         raise TypeError(f"{argument}={type(thing).__name__} cannot be made again from a file: save its state_dict()")
-    return found
+    return recipe
 
 
 def _to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -429,10 +412,6 @@ def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict) and value.keys() == {"tensor"}:
         return tensors[value["tensor"]]
     if isinstance(value, dict):
-        found = {key: _from_json(part, tensors) for key, part in value.items()}
-        if "dtype" in found:
-            if found["dtype"] not in list(_DTYPES):
-                raise ValueError(f"its head has the dtype {found['dtype']!r}, and it may be one of {list(_DTYPES)}")
-            found["dtype"] = _DTYPES[found["dtype"]]
-        return found
+        recipe = {key: _from_json(part, tensors) for key, part in value.items()}
+        return {**recipe, "dtype": _DTYPES[recipe["dtype"]]} if "dtype" in recipe else recipe
     return [_from_json(part, tensors) for part in value] if isinstance(value, list) else value

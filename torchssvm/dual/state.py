@@ -568,10 +568,6 @@ class DualState(ByRank):
         relaxed = any(state["relaxed"] for state in states)
         return super().merged_state([{**states[0], "relaxed": relaxed}, *states[1:]], parts)
 
-    def kept(self) -> dict[str, Any]:
-        """As ``own_state()``, which ``load_state_dict`` takes too."""
-        return self.own_state()
-
     def _progress(self) -> Any:
         return self._lam, self.steps, self.visits, self.oracle_calls, self.cache_hits, self.moved, self.certified_gap
 

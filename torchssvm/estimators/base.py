@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import update_wrapper, wraps
 from inspect import signature
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from torchssvm.core.problem import digest_targets
 from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import (
-    NAMED,
     PerExample,
     batches_of,
     check_counts,
@@ -51,7 +50,7 @@ from torchssvm.solvers.training import make_trainer
 from torchssvm.structures.weighted import WeightedExamples, WeightedHead
 
 MATRIX: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
-_OF_RUN = ("_run", "_trained", "_encoded", "_seen", "_last")
+_OF_RUN = ("_run", "_encoded", "_data", "_adds")
 _MAY_CHANGE = ("C", "lam", "tol", "max_passes", "random_state", "verbose")
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
@@ -60,6 +59,15 @@ def check_share(value: Any, name: str) -> None:
     """Raise ValueError or TypeError unless ``value`` lies between 0 and 1."""
     if not 0.0 < as_number(value, name) < 1.0:
         raise ValueError(f"{name}={value} must lie between 0 and 1, as a share such as 0.01")
+
+
+class _Run(NamedTuple):
+    """A run that a later fit may go on from."""
+
+    trainer: Any
+    head: Any
+    digests: torch.Tensor | None  # of its examples, with warm_start
+    settings: str  # the parameters of the estimator, but for _MAY_CHANGE
 
 
 class CertifiedEstimator(BaseEstimator):
@@ -71,13 +79,9 @@ class CertifiedEstimator(BaseEstimator):
     where they keep runs; they call :meth:`_train`.
     """
 
-    _run: Any = None  # trainer, its head, digests of its examples; while the estimator may go on
-    _trained: Any = None  # X and y of the run, once it has ended
-    _encoded: Any = None  # kind, lengths, features and states of X and y
-    _seen: Any = None  # X and y of all calls of partial_fit
-    _named: Any = None  # classes of the first call of partial_fit
-    _settings: Any = None  # parameters of the run, but for _MAY_CHANGE
-    _last: Any = None  # X and y of the last fit, to which partial_fit adds
+    _run: _Run | None = None  # while the estimator may go on
+    _data: Any = None  # X and y of the last fit, with those that partial_fit has added
+    _adds: bool = False  # whether partial_fit has added examples since fit
 
     tol: float
     max_passes: float
@@ -96,7 +100,7 @@ class CertifiedEstimator(BaseEstimator):
     @property
     def _goes_on(self) -> bool:
         """Whether a fit goes on from the last one."""
-        return bool(self.warm_start) or self._seen is not None
+        return bool(self.warm_start) or self._adds
 
     @property
     def _begins(self) -> bool:
@@ -139,21 +143,41 @@ class CertifiedEstimator(BaseEstimator):
             head, examples = WeightedHead(head), WeightedExamples(examples, weight)
             bounds = {f"head.{name}": pair for name, pair in (solver.bounds or {}).items()} if solver else None
             solver = replace(solver, bounds=bounds) if solver and bounds else solver
-        digests: Any = _digests(examples) if self.warm_start else None
-        if stay and digests is not None and self._run is not None and self._run[2] is not None:
-            digests[:stay] = self._run[2][:stay]  # those that are packed, whatever their arrays hold by now
-        run: tuple[Any, Any, Any] = self._run if self._goes_on and self._run else (None, None, None)
-        trainer, last, held = run
-        structure: Any = head.structure
-        given = self.get_params(deep=False)
-        settings = repr({name: value for name, value in given.items() if name not in _MAY_CHANGE})
-        extends = last is None or structure.extends(last.structure)
+        parameters = self.get_params(deep=False)
+        settings = repr({name: value for name, value in parameters.items() if name not in _MAY_CHANGE})
+        run = self._run_to_continue(head, settings)
+        digests = _digests(examples) if self.warm_start else None
+        before = run.digests if run is not None else None
+        if stay and digests is not None and before is not None:
+            digests[:stay] = before[:stay]  # those that are packed, whatever their arrays hold by now
+        if run is not None and before is not None and digests is not None and torch.equal(before, digests):
+            trainer, head = run.trainer, run.head
+            if trainer.dual.lam != lam:
+                trainer.dual.change_lam(lam)
+        else:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            solver = replace(or_default(solver, Solver, "solver"), seed=seed)
+            start: dict[str, Any] = {}
+            if run is not None and stay:
+                start = {"start": run.trainer.dual if changed else run.trainer, "kept": None}
+            elif run is not None and before is not None and digests is not None:
+                start = {"start": run.trainer.dual if changed else run.trainer, "kept": _places(before, digests)}
+            trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
+        self._run = _Run(trainer, head, digests, settings) if self._goes_on else None
+        return self._train_to_gap(trainer, head, examples, lam)
+
+    def _run_to_continue(self, head: Any, settings: str) -> _Run | None:
+        """The last run, if this fit goes on from it; ValueError if the weights of ``head`` are others than its."""
+        run = self._run if self._goes_on else None
+        if run is None:
+            return None
+        structure, last = head.structure, run.head.structure
+        extends = structure.extends(last)
         if not extends:  # examples that are weighted now, or classes that others balance, have other losses
-            balanced = given.get("class_weight") == "balanced" and settings == self._settings
-            if type(structure) is not type(last.structure) or balanced:
-                trainer = last = held = None
-        self._trained, self._settings = None, settings
-        if last is not None and not (extends and _form(head) == _form(last)):
+            balanced = getattr(self, "class_weight", None) == "balanced" and settings == run.settings
+            if type(structure) is not type(last) or balanced:
+                return None
+        if not (extends and _form(head) == _form(run.head)):
             named = "classes" in signature(getattr(self, "partial_fit", self._train)).parameters
             advice = "name all classes in the first partial_fit, classes=[...]; or " if named else ""
             raise ValueError(
@@ -161,19 +185,10 @@ class CertifiedEstimator(BaseEstimator):
                 "the dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: "
                 f"{advice}fit with warm_start=False, or a clone of the estimator"
             )
-        if held is not None and torch.equal(held, digests):
-            head = last
-            if trainer.dual.lam != lam:
-                trainer.dual.change_lam(lam)
-        else:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            solver = replace(or_default(solver, Solver, "solver"), seed=seed)
-            start: dict[str, Any] = {}
-            if trainer is not None and (stay or held is not None):
-                kept = None if stay else _places(held, digests)
-                start = {"start": trainer.dual if changed else trainer, "kept": kept}
-            trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
-        self._run = (trainer, head, digests) if self._goes_on else None
+        return run
+
+    def _train_to_gap(self, trainer: Any, head: Any, examples: Any, lam: float) -> Any:
+        """The head, trained to the gap; sets the fitted attributes, and warns where the gap is larger."""
         self.history_: list[dict[str, float]] = []
         tolerance = Relative(float(self.tol))
         C = getattr(self, "_own_C", None)
@@ -183,10 +198,10 @@ class CertifiedEstimator(BaseEstimator):
             tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
         )
         self.certificate_, self.n_passes_ = certificate, certificate.passes
-        own = head.head if isinstance(head, WeightedHead) else head
+        trained = head.head if isinstance(head, WeightedHead) else head
         if self._goes_on:  # a later fit trains the head of the run, and may raise before its certificate
-            own = copy.deepcopy(own)
-        self.head_, self.structure_ = own, own.structure
+            trained = copy.deepcopy(trained)
+        self.head_, self.structure_ = trained, trained.structure
         self.__dict__.pop("temperature_", None)  # that of the model before
         if is_within(certificate.gap, tolerance, certificate.primal):
             warn_if_zero(certificate, trainer.dual, head, examples, C)
@@ -199,7 +214,7 @@ class CertifiedEstimator(BaseEstimator):
                 f"smaller C (a larger lam){small}",
                 ConvergenceWarning,
             )
-        return own
+        return trained
 
     def _note(self, certificate: Certificate) -> None:
         names = ("passes", "primal", "dual", "gap", "exact", "seconds")
@@ -246,17 +261,16 @@ class StructuredEstimator(CertifiedEstimator):
 
         The third argument of ``fit`` is the number of leading examples that the last run was trained on.
         """
-        before = self._seen if self._seen is not None else self._last
+        before = self._data
         if before is None and hasattr(self, "head_"):
             raise ValueError("partial_fit has no earlier examples, in a copy or after sample_weight: give all to fit")
         check_counts(range(new := size_of(X)), y)
-        stay = 0 if before is None or self._run is None or self._trained is not before else size_of(before[0])
+        stay = 0 if before is None or self._run is None else size_of(before[0])
         # Copies, as callers may fill their arrays again.
-        self._seen = (_copied(X), _copied(y)) if before is None else (_joined(before[0], X), _joined(before[1], y))
-        with naming(torch.arange(new - size_of(self._seen[0]), new)):  # errors count from the first of this call
-            fitted = fit(self._seen[0], self._seen[1], stay)
-        self._trained = self._seen
-        return fitted
+        self._data = (_copied(X), _copied(y)) if before is None else (_joined(before[0], X), _joined(before[1], y))
+        self._adds = True
+        with naming(torch.arange(new - size_of(self._data[0]), new)):  # errors count from the first of this call
+            return fit(self._data[0], self._data[1], stay)
 
     def _lam(self, weight: float) -> float:
         """Lambda for examples whose weights sum to ``weight``."""
@@ -292,6 +306,8 @@ class StructuredEstimator(CertifiedEstimator):
 
 class MatrixClassifier(ClassifierMixin, StructuredEstimator):
     """A structured estimator of the rows of a matrix, dense or sparse."""
+
+    _named: Any = None  # classes of the first partial_fit
 
     def _matrix(self, X: Any) -> Any:
         """X, checked to have the features that ``fit`` had."""
@@ -404,6 +420,7 @@ class SequenceEstimator(CalibratedEstimator):
 
     vocabulary_: Any = None
     _kind: str
+    _encoded: Any = None  # kind, lengths, rows and states of the last fit, while the estimator may go on
 
     def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
         """The target of every sequence; ValueError for labels that are not in ``classes_``."""

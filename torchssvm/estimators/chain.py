@@ -90,10 +90,10 @@ class ChainSVC(SequenceEstimator):
             TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names; or ``transitions``
                 are neither a scheme nor Transitions.
         """
-        self._seen = None
+        self._adds = False
         X, y = listed(X), listed(y)
         self._fit(X, y, sample_weight)
-        self._trained = self._last = (list(X), list(y)) if sample_weight is None else None
+        self._data = (list(X), list(y)) if sample_weight is None else None
         return self
 
     def partial_fit(self, X: Any, y: Any) -> ChainSVC:

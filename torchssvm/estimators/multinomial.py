@@ -80,10 +80,10 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             ValueError: A parameter is out of range, ``y`` has one class only, or X, y and the weights do not fit.
             TypeError: A flag is neither True nor False.
         """
-        self._seen = None
+        self._adds = False
         self._check_names([X], reset=self._begins)
         self._fit(X, y, sample_weight)
-        self._trained = self._last = (X, y) if sample_weight is None else None
+        self._data = (X, y) if sample_weight is None else None
         self._named = None
         return self
 
@@ -104,7 +104,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         else:
             self._matrix(X)  # as many features as before, of the same names
             check_kind([np.ravel(y)], self.classes_)
-        if self._seen is None and (classes is not None or self._last is None):
+        if not self._adds and (classes is not None or self._data is None):
             self._named = None if classes is None else np.unique(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"classes={classes!r} must be the classes of the first call: {self.classes_.tolist()}")

@@ -17,7 +17,7 @@ from torchssvm.core.batch import Batch, apply_head, device_of, fetcher, in_order
 from torchssvm.core.operators import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.states import Stateful, check_entries, damaged
+from torchssvm.core.states import Stateful, check_entries
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_batch, check_dual
 from torchssvm.dual.state import DualState
@@ -435,8 +435,6 @@ class PathRun(Stateful):
             there = {"epsilon": path.epsilon, "weights": list(path.points[0].weights)}
             if there != (here := {"epsilon": self.epsilon, "weights": self._names}):
                 raise ValueError(f"the checkpoint is of another run: it has {there}, and this run {here}")
-            if not any(math.isclose(lam, at, rel_tol=1e-9) for at in (path.points[-1].lam, path.lowest)):
-                raise damaged("run['dual']['lam']")
         self.dual._lam = lam  # a dual refuses the state of another lambda, which a path changes
         try:
             self.dual.check_state(state["dual"])

@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 from torchssvm.core.files import damage, whole_file, whole_or_previous
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.states import Stateful
 from torchssvm.dual.state import DualState
+from torchssvm.solvers.running_average import Average
 from torchssvm.steps.sampler import GapBatchSampler
 
 _KIND = "torchssvm checkpoint"
 _FORMAT = 1
-_CHECKED = 2  # the turn of objects whose states are checked before anything is loaded
 
 
 def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = True, **contents: Any) -> None:
@@ -45,8 +46,8 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             strings, tensors, and lists, tuples and dicts of them.
 
     Raises:
-        ValueError: There are no contents; a compiled loop, a sampler or an average is saved without its dual; or a
-            state or value cannot be loaded without running code, such as a NumPy array. An existing file is unchanged.
+        ValueError: There are no contents; a compiled loop or a sampler is saved without its dual; or a state or value
+            cannot be loaded without running code, such as a NumPy array. An existing file is unchanged.
         TypeError: A class was given, not an object.
         OSError: See :func:`torchssvm.core.files.whole_file`.
 
@@ -139,39 +140,35 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         ranks.check_same(path=(found.name, zlib.crc32(found.read_bytes())))
     objects = {name: value for name, value in objects.items() if value is not None and _is_object(name, value, True)}
     random = _random_state(content["random"]) if random_state else None
-    names = sorted(objects, key=lambda name: _turn(objects[name]))
-    checked = [name for name in names if _turn(objects[name]) == _CHECKED]
+    stateful = {name: value for name, value in objects.items() if isinstance(value, Stateful)}
+    others = {name: value for name, value in objects.items() if name not in stateful}
 
     def check() -> None:
-        for name in checked:
+        for name, value in stateful.items():
             try:
-                objects[name].check_state(states[name])
+                value.check_state(states[name])
             except ValueError as error:
                 raise _refused(found, name, error) from error
 
     ranks.run_on_all(check)
-    before = {name: _kept(objects[name]) for name in names}
-    duals = [dual for name in names if isinstance(dual := getattr(objects[name], "dual", None), DualState)]
-    restarts = [dual.restarts for dual in duals]
-    for name in names:
+    before = {name: copy.deepcopy(value.state_dict()) for name, value in others.items()}  # torch's states are views
+    for name in sorted(others, key=lambda name: not isinstance(others[name], nn.Module)):
         try:
-            if name in checked:
-                objects[name].restore(states[name])
-            else:
-                ranks.run_on_all(partial(objects[name].load_state_dict, states[name]))
+            ranks.run_on_all(partial(others[name].load_state_dict, states[name]))
         except BaseException as error:
-            for again in names:
-                objects[again].load_state_dict(before[again])
-                for dual, count in zip(duals, restarts, strict=True):
-                    dual.restarts = count  # the weights are the old ones again: averages continue
+            for again, value in others.items():
+                value.load_state_dict(before[again])
             if isinstance(error, ValueError | TypeError | KeyError | RuntimeError):
                 raise _refused(found, name, error) from error
             raise
+    with undisturbed():  # the states were checked; an average belongs to a step of its dual, and comes last
+        for name in sorted(stateful, key=lambda name: isinstance(stateful[name], Average)):
+            stateful[name].restore(states[name])
     if random is not None:
         random.restore()
-        for name in names:
-            if isinstance(objects[name], GapBatchSampler):  # the loader draws a number when its iterator is made
-                objects[name].before_continuing(random.restore)
+        for value in objects.values():
+            if isinstance(value, GapBatchSampler):  # the loader draws a number when its iterator is made
+                value.before_continuing(random.restore)
     return dict(values)
 
 
@@ -199,24 +196,6 @@ def _is_object(name: str, value: Any, required: bool = False) -> bool:
     if required and not has:
         raise TypeError(f"{name} is a {type(value).__name__}, which has no load_state_dict: give the object to load")
     return has
-
-
-def _turn(value: Any) -> int:
-    """The turn of an object in loading.
-
-    A head comes before its solver, which would refuse weights changed later. Objects that may still refuse their state
-    come before checked ones. An average comes last, because it belongs to a step of its dual.
-    """
-    from torchssvm.solvers.running_average import Average  # the optimizers import much of the package
-
-    if isinstance(value, Average):
-        return _CHECKED + 1
-    return _CHECKED if isinstance(value, Stateful) else 1 - isinstance(value, nn.Module)
-
-
-def _kept(value: Any) -> Any:
-    """The state to go back to; copied, as the states of torch are views."""
-    return value.kept() if isinstance(value, Stateful) else copy.deepcopy(value.state_dict())
 
 
 def _random_state(held: Any) -> RandomState | None:

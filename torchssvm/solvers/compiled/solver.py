@@ -376,10 +376,6 @@ class CompiledBCFW(DualTrainer, Stateful):
         """The state of the draws; the dual has its own state."""
         return {**self.draws.state_dict(), **self._entries()}
 
-    def kept(self) -> dict[str, Any]:
-        """The state of the draws of this process, as ``load_state_dict`` takes it."""
-        return {**self.draws.kept(), **self._entries()}
-
     def _entries(self) -> dict[str, Any]:
         return {} if self._rounds is None else {"round_visits": self._rounds.visits}
 
