@@ -160,7 +160,7 @@ def reject_entries(wrong: Tensor, values: Tensor, has: str, allowed: str) -> Non
 def check_no_lengths(lengths: None) -> None:
     """Raise ValueError where a batch has lengths, for heads whose outputs have none."""
     if lengths is not None:
-        raise ValueError("lengths must be None, as outputs of this head have one size: make the Batch without lengths")
+        raise ValueError("lengths must be None, as these potentials have one size: make the Batch without lengths")
 
 
 def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:

@@ -40,7 +40,8 @@ def read_graphs(x: Graphs, node_features: int, edge_features: int) -> Graphs:
     """The argument ``x`` of a head of graphs, or any tuple of its fields in the same order."""
     if not isinstance(x, tuple) or len(x) != 3:
         raise TypeError(f"x must be Graphs(nodes, edge_features, edges), got a {type(x).__name__}")
-    x, bound = Graphs(*x), {}
+    x = Graphs(*x)
+    bound: dict[str, int] = {}
     check_shape(x.nodes, "x.nodes", "B", "N", node_features, bound=bound)
     check_shape(x.edge_features, "x.edge_features", "B", "E", edge_features, bound=bound)
     return x

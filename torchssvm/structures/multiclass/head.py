@@ -90,5 +90,5 @@ class LinearMulticlass(LinearHead):
             inner = features @ features.t()
             return (v @ v.t()) * (inner if self.bias is None else inner + 1.0)
 
-        known = {} if x.requires_grad else {"weights": own_weights(self)}
-        return Potentials(scores, adjoint=adjoint, gram_product=gram_product, gram=gram, **known)
+        weights = None if x.requires_grad else own_weights(self)
+        return Potentials(scores, adjoint=adjoint, gram_product=gram_product, gram=gram, weights=weights)

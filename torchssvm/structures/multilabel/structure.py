@@ -188,6 +188,7 @@ class Multilabel(Structure):
         delta, constant = self.loss_potentials(target)
         unary = potentials["unary"].detach().to(torch.float64)
         labels, value, bound, exact, _ = self._decode(potentials, unary + delta["unary"])
+        assert value is not None
         value = value + constant
         if bound is not None:
             bound = bound + constant

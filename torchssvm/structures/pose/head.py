@@ -85,7 +85,8 @@ class LinearPose(Head):
             x = PoseMaps(unary, types.reshape(len(x), *shapes["types"]))
         elif not isinstance(x, tuple) or len(x) != 2:
             raise TypeError(f"x must be PoseMaps(unary, types) or one tensor of all maps, not a {type(x).__name__}")
-        x, bound = PoseMaps(*x), {}
+        x = PoseMaps(*x)
+        bound: dict[str, int] = {}
         for name, maps in zip(PoseMaps._fields, x, strict=True):
             check_shape(maps, f"x.{name}", "B", *shapes[name], bound=bound)
         batch = len(x.unary)

@@ -181,7 +181,7 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
     for k in range(states):
         prefix[k] = best[k] = 0.0
     for t in range(length):
-        begun = starts[t % most]
+        opened = starts[t % most]
         for k in range(states):
             highest, before = best[0] + table[0, k], 0
             for j in range(1, states):
@@ -189,9 +189,9 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
                 if value > highest:
                     highest, before = value, j
             back[1, t, k] = before
-            begun[k] = (highest if t > 0 else 0.0) - prefix[k]
+            opened[k] = (highest if t > 0 else 0.0) - prefix[k]
             if boundary:
-                begun[k] += emission[t, states + k]
+                opened[k] += emission[t, states + k]
         for k in range(states):
             if abs(emission[t, k]) > LARGE:
                 for d in range(most):  # of what covers this frame
@@ -213,9 +213,9 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
                 durations[d_true, k_true] -= 2.0  # right: neither missing nor wrong
         place = t % most
         for d in range(min(most, t + 1)):
-            begun, row = starts[place], durations[d]
+            opened, row = starts[place], durations[d]
             for k in range(states):
-                value = begun[k] + row[k]
+                value = opened[k] + row[k]
                 if value > best[k]:
                     best[k] = value
                     back[0, t, k] = d + 1

@@ -280,7 +280,10 @@ class Segments(Indexed):
 
     def _scores_of(self, potentials: Potentials) -> list[Tensor]:
         labels = self.num_labels
-        shapes = {"emission": ("B", "N", self.num_scores), "segment": ("B", labels + self.max_duration, labels)}
+        shapes: dict[str, tuple[int | str, ...]] = {
+            "emission": ("B", "N", self.num_scores),
+            "segment": ("B", labels + self.max_duration, labels),
+        }
         return check_potentials(potentials, shapes)
 
     def _check_codes(self, codes: Tensor, real: Tensor, name: str) -> None:

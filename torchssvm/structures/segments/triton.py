@@ -74,13 +74,13 @@ def _decode(
     begun = tl.zeros([], tl.int64)
     for t in range(0, length):
         reached, previous = tl.max(best[:, None] + pairs, 0, return_indices=True, return_indices_tie_break_left=True)
-        begun = tl.where(t > 0, reached, 0.0) - prefix
+        opened = tl.where(t > 0, reached, 0.0) - prefix
         if boundary:
-            begun += tl.load(emission + t * wide + states + label, inside, 0.0)
+            opened += tl.load(emission + t * wide + states + label, inside, 0.0)
         frame = tl.load(emission + t * wide + label, inside, 0.0)
         # A NaN score may give any index: keep it within the labels.
         tl.store(before + t * states + label, tl.minimum(previous, states - 1), inside)
-        tl.store(starts + t * states + label, begun, inside)
+        tl.store(starts + t * states + label, opened, inside)
         tl.debug_barrier()  # threads read the starts that other threads wrote
         alone = tl.abs(frame) > large
         prefix = tl.where(alone, prefix, prefix + frame)

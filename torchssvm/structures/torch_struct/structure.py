@@ -325,10 +325,8 @@ class TorchStruct(Structure):
         pair = self.custom_loss(target)
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise ValueError(f"loss_potentials(target) must return (delta, constant), got a {type(pair).__name__}")
-        names = "delta of loss_potentials(target)", "constant of loss_potentials(target)"
-        shapes = target.shape, target.shape[:1]
-        delta, constant = (check_shape(*each, *shape) for *each, shape in zip(pair, names, shapes, strict=True))
-        return delta, constant
+        delta = check_shape(pair[0], "delta of loss_potentials(target)", *target.shape)
+        return delta, check_shape(pair[1], "constant of loss_potentials(target)", len(target))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check a target's shape, numbers, padding and lengths; cast it to the dtype of the potentials.

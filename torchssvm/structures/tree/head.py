@@ -54,7 +54,7 @@ class LinearTree(LinearHead):
         check_flags(bias=bias, shared=shared)
         in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
         tree = Tree(num_states, parent, shared=shared)
-        settings = {"num_states": num_states, "parent": tree.parent, "shared": shared}
+        settings: dict[str, Any] = {"num_states": num_states, "parent": tree.parent, "shared": shared}
         self.structure = fitting(structure, lambda: tree, "Tree(num_states, parent)", **settings)
         self.in_features = in_features
         self.node = weight(torch.zeros(num_states, in_features))
