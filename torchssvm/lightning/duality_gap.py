@@ -8,13 +8,12 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from torchssvm.compiler.jit import clock
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.gradients import evaluating
@@ -142,23 +141,8 @@ class DualityGap(Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse callbacks that replace the trained weights; warn of a patience shorter than ``every_n_epochs``.
-
-        Raises:
-            ValueError: Another callback leaves averaged weights in the module.
-        """
-        if stage != "fit":
-            return
-        refuse_callbacks(trainer)
-        usual = self.every_n_epochs or _EPOCHS
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            patience = callback.patience if isinstance(callback, EarlyStopping) else usual
-            if patience < usual and callback.monitor in ("gap", "primal"):
-                warn(
-                    f"EarlyStopping(monitor={callback.monitor!r}, patience={patience}) stops before the second "
-                    f"certificate that could improve it: its patience counts epochs, and DualityGap certifies every "
-                    f"{usual}. Give it patience={2 * usual}, or every_n_epochs=1 here"
-                )
+        if stage == "fit":
+            refuse_callbacks(trainer)
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
