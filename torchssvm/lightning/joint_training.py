@@ -18,12 +18,10 @@ from torchssvm.core.arguments import as_number, check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import apply_features, evaluating
 from torchssvm.core.random_state import RandomState
-from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
 from torchssvm.core.threads import undisturbed
 from torchssvm.lightning.fit import in_precision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
-from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
@@ -179,7 +177,7 @@ class JointRun:
     def start(self, module: Predicting, *, resumed: bool) -> None:
         """Begin a fit, or go on with one from a checkpoint that was loaded.
 
-        ValueError if the trainer ends before the second stage, or weights to start from are not finite or absurd.
+        ValueError if the trainer ends before the second stage.
         """
         self.joint = joint = module.joint
         trainer = cast(Any, module.trainer)
@@ -189,7 +187,6 @@ class JointRun:
                 f"Trainer(max_epochs={most}) ends before the head is solved, after the {joint.epochs} epochs of "
                 f"{joint}: give more, such as max_epochs={joint.epochs + 200}"
             )
-        check_start(cast(nn.Module, module.features), module.head)
         self._loss = joint.make_loss(module.structure)
         self.choice, self._ended = None, False
         if not resumed:
@@ -281,9 +278,11 @@ class JointRun:
         state = checkpoint.get(_KEY)
         if state is None:
             raise ValueError("the checkpoint is not one of JointTraining: go on with its joint=, or begin a new fit")
-        like = [Entry(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
-        check(state, {"weights": Maybe(like)}, _KEY)
         weights = state["weights"]
+        if weights and [tensor.shape for tensor in weights] != [p.shape for p in module.head.parameters()]:
+            raise ValueError(
+                f"{_KEY}: the checkpoint's head has other shapes: give the model the head that was trained"
+            )
         self.weights = weights and [tensor.to(module.device) for tensor in weights]
 
 

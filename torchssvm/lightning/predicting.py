@@ -79,8 +79,8 @@ class Loading(L.LightningModule):
             arguments: Arguments of the class that replace those of the checkpoint.
 
         Raises:
-            ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is damaged
-                or of another version, or names import paths of classes to make.
+            ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is of
+                another version, or names import paths of classes to make.
             RuntimeError: The weights do not fit the model.
         """
         weights_only = True if weights_only is None else weights_only
@@ -129,26 +129,21 @@ def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str,
     """Head and structure, unless given; features cannot be rebuilt, and must be given where the model had some."""
     call = f"{cls.__name__}.load_from_checkpoint(path"
     made: dict[str, Any] = {}
-    entries = saved.items() if isinstance(saved, dict) else [("", repr(saved))]
-    if any(not (name == "format" or e is None or (isinstance(e, dict) and "class" in e)) for name, e in entries):
-        raise ValueError(f"the checkpoint is damaged: {_KEY} is {saved!r}")
     if saved and saved.get("format") != _FORMAT:
         raise ValueError(
             f"the checkpoint's model has format {saved.get('format', 1)}, and this version reads {_FORMAT}"
         )
     if "head" not in given and saved.get("head") is None:
-        raise ValueError(f"the checkpoint says nothing of its head: pass it, {call}, head=...)")
-    for name, what in (
-        ("head", "cannot say how its head, a {}, is made: pass one"),
-        ("features", "has features below its head, a {}, and cannot say how they are made: pass them"),
-        ("structure", "has a structure that is not its head's, a {}, and cannot say how it is made: pass it"),
-    ):
+        raise ValueError(f"the checkpoint does not describe its head: pass it, {call}, head=...)")
+    for name in ("head", "features", "structure"):
         entry = saved.get(name)
         if entry is None or name in given:
             continue
         if entry.get("recipe") is None:
             kind = entry["class"]
-            raise ValueError(f"the checkpoint {what.format(kind)}, {call}, {name}={kind}(...))")
+            raise ValueError(
+                f"the checkpoint cannot rebuild its {name}, a {kind}: pass it, {call}, {name}={kind}(...))"
+            )
         made[name] = rebuild(entry["recipe"])
     return made
 

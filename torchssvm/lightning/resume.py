@@ -54,8 +54,8 @@ class ResumePoint:
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
         """The point from its ``state_dict``; ValueError if the state is damaged."""
         try:
-            point = cls(**{name: entry for name, entry in state.items() if name != "features_moved"})  # of before 0.2
-        except (AttributeError, TypeError):
+            point = cls(**state)
+        except TypeError:
             raise ValueError(f"the checkpoint is damaged: its entry {_KEY!r} is not that of a fit") from None
         point.own_random()
         return point

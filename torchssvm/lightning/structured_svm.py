@@ -41,17 +41,10 @@ _OF_THE_TRAINER = {
     "seed": "to a GapBatchSampler in the DataLoader",
     "schedule": "to DualityGap",
 }
-"""What a Trainer has of its own, and where it is given."""
+"""Options of a solver that are given elsewhere under a Trainer."""
 
 
-def find_solver(module: Any, solver: Solver | None) -> Solver:
-    """The solver of a ``StructuredSVM``: ``solver``, or one that leaves all to the library.
-
-    Raises:
-        TypeError: ``solver`` is not a Solver.
-        ValueError: It has what the Trainer has too; bounds do not fit the head; or ``compiled=True`` where the compiled
-            loop cannot be used.
-    """
+def _check_solver(module: Any, solver: Solver | None) -> Solver:
     solver = or_default(solver, Solver, "solver")
     for name, where in _OF_THE_TRAINER.items():
         if getattr(solver, name):
@@ -145,7 +138,7 @@ class StructuredSVM(Predicting):
         self.structure = find_structure(head, structure)
         self.joint = joint
         self._stages = None if joint is None else JointRun()
-        self.solver = find_solver(self, solver)
+        self.solver = _check_solver(self, solver)
         kept = {name: value for name in ("bounds", "memory_limit") if (value := getattr(self.solver, name)) is not None}
         self.save_hyperparameters({"lam": lam, **({"solver": kept} if kept else {})})
         self.rules: Any = self.solver.with_defaults()
@@ -293,18 +286,14 @@ class StructuredSVM(Predicting):
         """Begin to train the head by BCFW; this is where the second stage of ``JointTraining`` begins."""
         if self._stages is not None and not self._run.trains_features:
             self._stages.begin_solving(self)
-        if self.solves_head:
-            self._draw_in_loop()
+        batches, resume = self._run.batches, self._run.resume
+        if self.solves_head and batches is not None and batches.in_parts and not (resume and resume.in_loader_epoch):
+            batches.loop = self.compiled_loop()
 
     def draws_in_loop(self, loader: DataLoader) -> bool:
         """Whether the compiled loop can draw the examples of this fit in place of the loader."""
         own_step = type(self).training_step is not StructuredSVM.training_step
         return not own_step and own_draws(self.trainer, loader) is not None
-
-    def _draw_in_loop(self) -> None:
-        batches, resume = self._run.batches, self._run.resume
-        if batches is not None and batches.in_parts and not (resume and resume.in_loader_epoch):
-            batches.loop = self.compiled_loop()
 
     @override
     def on_train_epoch_start(self) -> None:
