@@ -67,7 +67,7 @@ class DualityGap(Callback):
     Lightning's progress bars show gap, dual and passes.
 
     Args:
-        tolerance: Stop when the certified gap, with :class:`FactorwiseSVM` that of the relaxation, is at most this: a
+        tolerance: Stop when the certified gap (:class:`FactorwiseSVM`: the gap of the relaxation) is at most this: a
             number, or ``Relative(0.01)``, a share of the primal.
         every_n_epochs: Epochs between certificates; the first epoch has one too. None follows ``schedule``, and is 10
             for :class:`FactorwiseSVM`.
@@ -131,7 +131,7 @@ class DualityGap(Callback):
         self._start = 0.0  # the moment when the fit began
         self._loader: DataLoader | None = None
         self.pacing: Pacing | None = None  # of this run; None where epochs say when passes are made
-        self._paced: dict[str, Any] = {}  # the state of that of an interrupted run
+        self._paced: dict[str, Any] = {}  # the state of an interrupted run's pacing
         self._start_metrics: dict[str, float] = {}  # of the last epoch of the first stage of JointTraining
 
     @property
@@ -370,7 +370,7 @@ def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit:
     dual, loader = fit.dual, exact_pass_loader(fit.training_loader)
     batches = map(as_batch, map(trainer.precision_plugin.convert_input, loader))
     with evaluating(pl_module):
-        found = primal(
+        objective = primal(
             in_precision(trainer, pl_module),
             dual.structure,
             (batch.replace(index=batch.index - dual.own.start) for batch in batches),
@@ -378,8 +378,10 @@ def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit:
             parameters=dual.parameters,
             num_examples=len(dual.own),
         )
-    sums = dual.ranks.gather(torch.tensor([found.hinge * len(dual.own), not found.exact], dtype=torch.float64)).sum(0)
-    reached = found.value + float(sums[0]) / dual.num_examples - found.hinge
+    sums = dual.ranks.gather(
+        torch.tensor([objective.hinge * len(dual.own), not objective.exact], dtype=torch.float64)
+    ).sum(0)
+    reached = objective.value + float(sums[0]) / dual.num_examples - objective.hinge
     value = dual.objective(0.0, [torch.zeros_like(p) for p in dual.parameters])
     figures = {"primal": reached, "dual": value, "gap": reached - value, "exact": float(not sums[1])}
     return {**figures, "gap_age": 0.0, "passes": 0.0, "oracle_calls": 0.0, "gap_estimate": figures["gap"]}

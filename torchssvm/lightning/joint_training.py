@@ -41,7 +41,7 @@ class JointTraining:
 
     At the end of the fit, the head of the first stage and the solved one are validated on the same features by the mean
     task loss over the trainer's validation data; the better one stays in the model, the solved one where they are
-    equal. ``model.choice`` says which, and both losses. The certificate is that of the solved head. Without validation
+    equal. ``model.choice`` says which, and both losses. The solved head is certified. Without validation
     data the solved head stays, and ``model.choice`` is None.
 
     Args:
@@ -53,7 +53,7 @@ class JointTraining:
             temperature 1 where the structure has marginals, else ``StructuredHinge``.
         optimizer: ``(parameters, lr=...) -> torch.optim.Optimizer``, such as ``functools.partial(torch.optim.AdamW,
             weight_decay=0.01)``; weight decay is for the features alone. None is ``torch.optim.Adam``.
-        clip: The largest norm of a step's gradient, that of network and head together; None is any.
+        clip: The largest norm of a step's gradient, network and head together; None is any.
         accumulate: Batches of one step, whose gradients are averaged.
         warmup: The share of the steps of the first stage in which the learning rate rises to ``lr``.
 
@@ -194,7 +194,7 @@ class JointRun:
 
     @contextmanager
     def starting_head(self, module: Predicting) -> Iterator[None]:
-        """Inside, BCFW is made, which sets the head to the weights of a new dual; afterwards it holds its own again."""
+        """Keep the head's weights while BCFW is made, which sets the head to the weights of a new dual."""
         weights = list(module.head.parameters())
         with weights_kept(weights):
             write(map(torch.zeros_like, weights), weights)

@@ -80,9 +80,10 @@ class StructuredSVM(Predicting):
 
     With ``Trainer(strategy="ddp", devices=4)`` each process holds the dual blocks of its own examples, a contiguous
     part of the dataset, and the training loader is restricted to them: give it ``batch_size`` and ``shuffle=True``, or
-    a ``GapBatchSampler``. The batch size is that of a process. DDP averages the gradients of features that are trained,
-    and BCFW combines the directions of the head. Certificates are those of all examples, and the same in every process.
-    A checkpoint holds all blocks, and another number of processes can go on with it from the end of an epoch.
+    a ``GapBatchSampler``. ``batch_size`` counts the examples of one process. DDP averages the gradients of features
+    that are trained, and BCFW combines the directions of the head. Certificates are of all examples, and the same in
+    every process. A checkpoint holds all blocks, and another number of processes can go on with it from the end of an
+    epoch.
 
     Args:
         head: Features -> potentials, linear in all its weights.
@@ -257,8 +258,8 @@ class StructuredSVM(Predicting):
             memory_limit=self.solver.memory_limit,
         )
         with stages.starting_head(self) if stages else self.overwriting(resumed=resume is not None):
-            own = groups(self.head, check_bounds(self.head, self.solver.bounds))
-            optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.rules.line_search)]
+            parameters = groups(self.head, check_bounds(self.head, self.solver.bounds))
+            optimizers: list[Optimizer] = [BCFW(parameters, dual, line_search=self.rules.line_search)]
         batches = run.batches
         assert batches is not None
         if (sampler := batches.gap_sampler) is not None:
