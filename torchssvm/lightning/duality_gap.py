@@ -206,7 +206,8 @@ class DualityGap(Callback):
             self._in_bar += () if metrics["exact"] else ("exact",)  # the gap is an upper bound, or of a relaxation
         shown = self._in_bar
         pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
-        pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
+        if trainer.loggers:
+            pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

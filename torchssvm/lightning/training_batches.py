@@ -18,7 +18,7 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.steps.directions import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
-WHOLE = 1000
+WHOLE = 10_000
 """Most examples of an epoch in one part."""
 
 
@@ -67,7 +67,7 @@ class TrainingBatches:
         return self.loop is not None or self.gap_sampler is not None
 
     def draw_in_parts(self, *, as_many: bool) -> None:
-        """Cut an epoch into about four parts, one where n is at most 1000, or into ``as_many`` as the loader has."""
+        """Cut an epoch into about four parts, one where n is at most ``WHOLE``, or ``as_many`` as the loader has."""
         n = count_examples(self.loader)
         count = len(self.loader) if as_many else max(1, round(n / usual_visits(n, WHOLE)))
         self._parts = [EpochPart(n * (k + 1) // count - n * k // count) for k in range(count)]

@@ -116,7 +116,7 @@ class RunReport:
         It has the figures of the last certificate, errors by token and by example, ``extra``, and
         all certificates as ``history``.
         """
-        more = _relaxation(self.history[-1][0])
+        more: dict[str, Any] = {**_relaxation(self.history[-1][0])}
         for name, evaluation in (("train", self.train), ("test", self.test)):
             if evaluation is not None and evaluation.token_error is not None:
                 more |= {
