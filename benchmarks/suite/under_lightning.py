@@ -24,7 +24,7 @@ from torchssvm.steps.sampler import GapBatchSampler
 from .measuring import Ask, Limit, Settings, Summary, Table, chosen, in_turn
 
 TITLE = "Under a Lightning Trainer"
-SECONDS, PASSES = 1.3, 1.1
+SECONDS, PASSES = 1.5, 1.1
 OPTIONS: dict[str, Any] = {"problems": {"OCR-large": [0.001, 0.05], "CoNLL-2000": [0.02, 0.005]}}  # lam and gap
 QUICK = {"problems": {"OCR-small": [0.01, 0.3]}}
 

@@ -126,11 +126,6 @@ def test_the_f1_of_spans_is_that_of_all_sentences(found):
         assert run["span f1"] == pytest.approx(alone, rel=1e-6)
 
 
-def test_the_bar_is_that_of_the_first_process_and_shows_rho(found):
-    assert "rho" in found[0]["bar"]
-    assert "torchssvm: gap" not in found[1]["bar"]
-
-
 def test_predictions_are_divided(found, folder):
     files = sorted(folder.glob("predictions.*.jsonl"))
     written = [json.loads(line)["index"] for path in files for line in path.read_text().splitlines()]
@@ -141,7 +136,7 @@ def test_predictions_are_divided(found, folder):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sampler", "draws by a WeightedRandomSampler, and 2 processes draw from their own examples"),
+        ("sampler", ".*WeightedRandomSampler"),
         ("few", "1 examples and 2 processes"),
         ("compiled", "compiled=True, and the compiled loop cannot be used: of several processes"),
         ("factorwise", "world size 2: GDMM runs in one process"),

@@ -297,20 +297,31 @@ def test_callbacks_that_monitor_the_gap(words, tmp_path):
 
 
 def test_refusals(words):
-    with pytest.raises(ValueError, match=r"features=None: give the network"):
+    with pytest.raises(ValueError, match="features=None"):
         StructuredSVM(LinearChain(128, 26), 0.1, joint=JointTraining())
-    with pytest.raises(ValueError, match=r"max_epochs=2\) ends before the head is solved.*max_epochs=202"):
+    with pytest.raises(ValueError, match="max_epochs"):
         trainer(max_epochs=2).fit(together(), loader(words))
     unknown = PaddedDataset(words.x, words.y.masked_fill(words.y == 0, -100), words.lengths)
-    with pytest.raises(ValueError, match=r"or it is unknown, and training is for one of them.*latent"):
+    with pytest.raises(ValueError, match="latent"):
         trainer(max_epochs=9).fit(together(structure=HiddenStates(Chain(26))), loader(unknown))
-    for wrong in ({"epochs": 0}, {"lr": 0.0}, {"lr": -1.0}, {"head_lr": 0.0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            JointTraining(**wrong)
-    with pytest.raises(TypeError, match=r"loss=.* must be a function that makes one, such as SoftmaxMargin"):
-        JointTraining(loss=SoftmaxMargin(Chain(3)))
-    with pytest.raises(TypeError, match=r"optimizer=0.1 must be a function that makes one"):
-        JointTraining(optimizer=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("epochs", 0, ValueError),
+        ("lr", 0.0, ValueError),
+        ("head_lr", 0.0, ValueError),
+        ("clip", 0.0, ValueError),
+        ("accumulate", 0, ValueError),
+        ("warmup", 1.0, ValueError),
+        ("loss", SoftmaxMargin(Chain(3)), TypeError),
+        ("optimizer", 0.1, TypeError),
+    ],
+)
+def test_rules_that_are_refused(name, value, error):
+    with pytest.raises(error, match=name):
+        JointTraining(**{name: value})
 
 
 def fit(folder, resume=None, **options):
@@ -410,16 +421,6 @@ def test_features_that_came_in_evaluation_mode_are_trained_in_training_mode(word
     assert sum("came in evaluation mode" in str(one.message) for one in found) == (not parts)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
-@pytest.mark.parametrize("part", ["head", "features"])
-def test_weights_of_memory_that_was_never_written_to_are_refused(words, part, value):
-    model = together()
-    with torch.no_grad():
-        list(getattr(model, part).parameters())[-1].view(-1)[0] = value
-    with pytest.raises(ValueError, match=rf"{part}\..* starts at weights up to .*reset_parameters"):
-        trainer(max_epochs=3).fit(model, loader(words))
-
-
 def plain(joint, batches, epochs=2):
     """The head and network of a fit without dropout and without batch norms, at the end of its first stage."""
     torch.manual_seed(0)
@@ -454,11 +455,3 @@ def test_clipped_steps_and_a_warm_up():
     assert rates == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.5, 1.0 / 3, 0.5 / 3])
     path = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(start, found, strict=True)))
     assert 0.0 < path <= 1e-3 * sum(rates) * 1.01
-
-
-@pytest.mark.parametrize(
-    ("given", "message"), [({"clip": 0.0}, "clip"), ({"accumulate": 0}, "accumulate"), ({"warmup": 1.0}, "warmup=1.0")]
-)
-def test_rules_of_steps_that_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        JointTraining(**given)

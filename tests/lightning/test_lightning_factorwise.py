@@ -232,38 +232,6 @@ def test_features_whose_weights_rest_are_accepted(make: Callable[[], nn.Module])
     assert gap.certificate.dual == pytest.approx(plain.certify().dual, rel=1e-5)
 
 
-def test_lazy_features_are_watched_once_they_have_weights() -> None:
-    class Meddle(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
-            with torch.no_grad():
-                features.weight.add_(1.0)
-
-    features = nn.LazyLinear(4)
-    with pytest.raises(RuntimeError, match="features moved"):
-        trainer(1, Meddle()).fit(FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features), loader(Words()))
-
-
-@pytest.mark.parametrize("when", ["on_train_epoch_start", "on_train_epoch_end"])
-@pytest.mark.parametrize("what", ["weight", "running_mean"])
-@pytest.mark.parametrize("certified", [True, False])
-def test_features_that_move_during_a_fit_are_refused(when: str, what: str, certified: bool) -> None:
-    class Meddle(L.Callback):
-        pass
-
-    def move(self: L.Callback, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch == 1:
-            with torch.no_grad():
-                getattr(features[1], what).add_(1.0)
-
-    features = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(3), nn.Unflatten(0, (-1, 4)))
-    setattr(Meddle, when, move)
-    module = FactorwiseSVM(LinearChain(3, 3), lam=0.1, features=features)
-    fit = trainer(2, Meddle(), *([DualityGap(1e-9, every_n_epochs=2)] if certified else []))
-    with pytest.raises(RuntimeError, match="features moved"):
-        fit.fit(module, loader(Words()))
-    assert module.gdmm.passes == (1 if when == "on_train_epoch_start" else 2)
-
-
 def test_a_second_fit_starts_anew_and_says_how_to_go_on() -> None:
     data, module = Words(), FactorwiseSVM(LinearChain(3, 3), lam=0.1)
     with warnings.catch_warnings():

@@ -122,18 +122,6 @@ def test_passes_beside_validation_leave_nothing_that_cannot_be_trained():
     assert gap.certificate.drift < 1e-5
 
 
-def test_a_patience_that_the_gap_cannot_meet_is_warned_of():
-    stopping, gap = EarlyStopping("gap", patience=3), DualityGap(1e-9, every_n_epochs=5)
-    with pytest.warns(UserWarning, match=r"patience=3\) stops before .* patience=10, or every_n_epochs=1"):
-        trainer(stopping, gap, enable_checkpointing=False).fit(svm(), Words().training())
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="EarlyStopping")
-        for fine in (EarlyStopping("gap", patience=5), EarlyStopping("val_loss", patience=1)):
-            trainer(fine, gap, max_epochs=1, enable_checkpointing=False).fit(
-                svm(), Words().training(), Words().everything()
-            )
-
-
 @pytest.fixture(autouse=True)
 def four_parts(monkeypatch) -> None:
     """The compiled loop has as many batches an epoch as the loader."""

@@ -53,21 +53,21 @@ def test_what_is_not_given_fits_what_is():
     assert model.dual.storage.capacity == 7
 
 
-def test_solvers_that_do_not_fit_are_refused():
-    with pytest.raises(TypeError, match="solver='fast' must be"):
-        StructuredSVM(LinearChain(3, 3), lam=0.1, solver="fast")
-    for name, value, where in (
-        ("seed", 1, "GapBatchSampler"),
-        ("order", Uniform(), "GapBatchSampler"),
-        ("batch_size", 4, "DataLoader"),
-        ("schedule", EveryPasses(), "DualityGap"),
-    ):
-        with pytest.raises(ValueError, match=rf"Solver\({name}=.*\) is for solve: under a Trainer give it .*{where}"):
-            svm(**{name: value})
-    with pytest.raises(TypeError, match="compiled=0 must be"):
-        svm(0)
-    with pytest.raises(ValueError, match=r"compiled=True, and the compiled loop cannot be used: storage=Weights"):
-        svm(True, storage=Weights())
+@pytest.mark.parametrize(
+    ("make", "options", "error", "name"),
+    [
+        (StructuredSVM, {"head": LinearChain(3, 3), "lam": 0.1, "solver": "fast"}, TypeError, "solver"),
+        (svm, {"seed": 1}, ValueError, "seed"),
+        (svm, {"order": Uniform()}, ValueError, "order"),
+        (svm, {"batch_size": 4}, ValueError, "batch_size"),
+        (svm, {"schedule": EveryPasses()}, ValueError, "schedule"),
+        (svm, {"compiled": 0}, TypeError, "compiled"),
+        (svm, {"compiled": True, "storage": Weights()}, ValueError, "storage=Weights"),
+    ],
+)
+def test_solvers_that_do_not_fit_are_refused(make, options, error, name):
+    with pytest.raises(error, match=name):
+        make(**options)
 
 
 def test_a_run_goes_on_whatever_memory_is_free(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ _SAMPLED = 16  # examples from which the memory of all is estimated
 def choose_solver(module: Any, loader: DataLoader, kind: str | None) -> Choice:
     """The solver of a fit that begins, of a ``StructuredSVM`` whose features stay as they are; see :func:`choose`.
 
-    ``kind`` is that of the storage in the checkpoint that is resumed; None if it is not known.
+    ``kind`` is the storage's kind in the checkpoint that is resumed; None if it is not known.
     """
     hook, solver = _transfer_hook(module), module.solver
     if kind in STORAGES and solver.storage is None and solver.oracle is None and solver.direction is None:

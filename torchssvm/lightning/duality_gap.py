@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 from typing_extensions import override
@@ -17,7 +17,6 @@ from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.gradients import evaluating
-from torchssvm.core.packages import warn
 from torchssvm.lightning.fit import Fit, fit_of, in_precision
 from torchssvm.lightning.refusals import refuse_callbacks
 from torchssvm.lightning.training_batches import exact_pass_loader
@@ -68,7 +67,7 @@ class DualityGap(Callback):
     Lightning's progress bars show gap, dual and passes.
 
     Args:
-        tolerance: Stop when the certified gap, with :class:`FactorwiseSVM` that of the relaxation, is at most this: a
+        tolerance: Stop when the certified gap (:class:`FactorwiseSVM`: the gap of the relaxation) is at most this: a
             number, or ``Relative(0.01)``, a share of the primal.
         every_n_epochs: Epochs between certificates; the first epoch has one too. None follows ``schedule``, and is 10
             for :class:`FactorwiseSVM`.
@@ -132,7 +131,7 @@ class DualityGap(Callback):
         self._start = 0.0  # the moment when the fit began
         self._loader: DataLoader | None = None
         self.pacing: Pacing | None = None  # of this run; None where epochs say when passes are made
-        self._paced: dict[str, Any] = {}  # the state of that of an interrupted run
+        self._paced: dict[str, Any] = {}  # the state of an interrupted run's pacing
         self._start_metrics: dict[str, float] = {}  # of the last epoch of the first stage of JointTraining
 
     @property
@@ -142,23 +141,8 @@ class DualityGap(Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse callbacks that replace the trained weights; warn of a patience shorter than ``every_n_epochs``.
-
-        Raises:
-            ValueError: Another callback leaves averaged weights in the module.
-        """
-        if stage != "fit":
-            return
-        refuse_callbacks(trainer)
-        usual = self.every_n_epochs or _EPOCHS
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            patience = callback.patience if isinstance(callback, EarlyStopping) else usual
-            if patience < usual and callback.monitor in ("gap", "primal"):
-                warn(
-                    f"EarlyStopping(monitor={callback.monitor!r}, patience={patience}) stops before the second "
-                    f"certificate that could improve it: its patience counts epochs, and DualityGap certifies every "
-                    f"{usual}. Give it patience={2 * usual}, or every_n_epochs=1 here"
-                )
+        if stage == "fit":
+            refuse_callbacks(trainer)
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -222,7 +206,8 @@ class DualityGap(Callback):
             self._in_bar += () if metrics["exact"] else ("exact",)  # the gap is an upper bound, or of a relaxation
         shown = self._in_bar
         pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
-        pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
+        if trainer.loggers:
+            pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -386,7 +371,7 @@ def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit:
     dual, loader = fit.dual, exact_pass_loader(fit.training_loader)
     batches = map(as_batch, map(trainer.precision_plugin.convert_input, loader))
     with evaluating(pl_module):
-        found = primal(
+        objective = primal(
             in_precision(trainer, pl_module),
             dual.structure,
             (batch.replace(index=batch.index - dual.own.start) for batch in batches),
@@ -394,8 +379,10 @@ def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit:
             parameters=dual.parameters,
             num_examples=len(dual.own),
         )
-    sums = dual.ranks.gather(torch.tensor([found.hinge * len(dual.own), not found.exact], dtype=torch.float64)).sum(0)
-    reached = found.value + float(sums[0]) / dual.num_examples - found.hinge
+    sums = dual.ranks.gather(
+        torch.tensor([objective.hinge * len(dual.own), not objective.exact], dtype=torch.float64)
+    ).sum(0)
+    reached = objective.value + float(sums[0]) / dual.num_examples - objective.hinge
     value = dual.objective(0.0, [torch.zeros_like(p) for p in dual.parameters])
     figures = {"primal": reached, "dual": value, "gap": reached - value, "exact": float(not sums[1])}
     return {**figures, "gap_age": 0.0, "passes": 0.0, "oracle_calls": 0.0, "gap_estimate": figures["gap"]}

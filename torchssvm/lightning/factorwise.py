@@ -7,7 +7,6 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from torch import nn
-from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from torchssvm.core.batch import Batch, as_batch
@@ -29,8 +28,7 @@ class FactorwiseSVM(Predicting):
     batch, which completes the pass, and moves the multipliers.
 
     Features are computed once, when a fit begins, and kept: they are not trained, and the dataset must give an example
-    the same features each time. A fit raises if the weights of ``features`` change in place (changes through ``.data``
-    go unnoticed). :class:`StructuredSVM` trains features jointly with the head.
+    the same features each time. :class:`StructuredSVM` trains features jointly with the head.
 
     :class:`DualityGap` certifies, and stops on the consistency violation and on the gap of the relaxation that GDMM
     minimises (on chains the gap itself). Checkpoints hold the duals. The module needs ``Trainer(accelerator="cpu")``.
@@ -73,7 +71,6 @@ class FactorwiseSVM(Predicting):
         self.head, self.features, self.lam = head, features, lam
         self.structure = find_structure(head, None)
         self.rule, self.penalty, self.oracle, self.seed = rule, penalty, oracle, seed
-        self._kept: dict[str, int] = {}  # versions of the features' tensors when the features were computed
         self.train(self.training)
 
     @property
@@ -105,7 +102,6 @@ class FactorwiseSVM(Predicting):
 
     def certify(self, batches: Any = None) -> Certificate:
         """The certificate of the head's weights, during or after a fit; ``batches`` are unused."""
-        self.follow_features()
         return self.gdmm.certify()
 
     @override
@@ -133,7 +129,6 @@ class FactorwiseSVM(Predicting):
             raise ValueError(
                 "FactorwiseSVM visits every example in a pass: give the loader shuffle=True, no GapBatchSampler"
             )
-        before = self._versions()
         with self.overwriting(resumed=run.resume is not None):
             optimizer = GDMM(
                 self.head,
@@ -145,8 +140,6 @@ class FactorwiseSVM(Predicting):
                 oracle=self.oracle,
                 seed=self.seed,
             )
-        # Tensors that computing the features changes, such as a count of calls, are not watched.
-        self._kept = {name: at for name, at in self._versions().items() if before.get(name, at) == at}
         if run.resume is not None:
             run.resume.own_random().restore()
         return optimizer
@@ -157,37 +150,6 @@ class FactorwiseSVM(Predicting):
             batch = as_batch(batch)
             self.look_at_padding(batch)
             yield batch.replace(x=self.extract(batch.x, batch.lengths))
-
-    def _versions(self) -> dict[str, int]:
-        """For every tensor of the features, how often it was changed in place, where torch counts this."""
-        if self.features is None:
-            return {}
-        buffers = {name: buffer for name, buffer in self.features.named_buffers() if buffer.is_floating_point()}
-        tensors = {**dict(self.features.named_parameters()), **buffers}
-        return {name: t._version for name, t in tensors.items() if not (is_lazy(t) or t.is_inference())}
-
-    def follow_features(self) -> None:
-        """Refuse features that changed since the fit began: GDMM keeps the features of that moment.
-
-        Changes in place are noticed, changes through ``.data`` are not.
-
-        Raises:
-            RuntimeError: The features have changed.
-        """
-        now = self._versions()
-        if any(now.get(name) != version for name, version in self._kept.items()):
-            raise RuntimeError(
-                "the features moved during the fit: leave them alone, or use StructuredSVM(joint=JointTraining())"
-            )
-
-    @override
-    def on_train_epoch_start(self) -> None:
-        self.follow_features()
-
-    @override
-    def on_train_epoch_end(self) -> None:
-        super().on_train_epoch_end()
-        self.follow_features()
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Visit the examples of the batch; the last batch completes the pass."""

@@ -54,19 +54,19 @@ def same_buffers(module: nn.Module | None) -> None:
             buffer.copy_(ranks.gather(buffer)[0])
 
 
-def of_all(found: Evaluation) -> Evaluation:
+def of_all(evaluation: Evaluation) -> Evaluation:
     """The evaluation of the examples of all processes."""
     ranks = Ranks.here()
     if not ranks:
-        return found
+        return evaluation
     names = ("loss", "token_error", "example_error", "num_examples", "num_tokens")
-    own = [float(getattr(found, name) or 0) for name in names]
+    figures = [float(getattr(evaluation, name) or 0) for name in names]
     parts = []
-    shared = ranks.gather(torch.tensor([*own, found.exact], dtype=torch.float64))
+    shared = ranks.gather(torch.tensor([*figures, evaluation.exact], dtype=torch.float64))
     for *rates, examples, tokens, exact in shared.tolist():
-        numbers = (*rates, int(examples), None if found.num_tokens is None else int(tokens))
+        numbers = (*rates, int(examples), None if evaluation.num_tokens is None else int(tokens))
         shown: dict[str, Any] = dict(zip(names, numbers, strict=True))
-        parts.append(replace(found, exact=bool(exact), losses=None, **shown))
+        parts.append(replace(evaluation, exact=bool(exact), losses=None, **shown))
     return merge_evaluations(parts)
 
 
@@ -110,8 +110,8 @@ class Fit:
 
 def fit_of(trainer: L.Trainer, module: L.LightningModule) -> Fit:
     """What callbacks ask: the module itself, if it is of this package. RuntimeError before a fit."""
-    found: Any = module if hasattr(module, "solves_head") else Fit(trainer, module)
-    return found
+    fit: Any = module if hasattr(module, "solves_head") else Fit(trainer, module)
+    return fit
 
 
 def find_dual(trainer: L.Trainer) -> DualState:

@@ -23,7 +23,6 @@ from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.structure import Structure
 from torchssvm.lightning.fit import in_precision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
-from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
@@ -43,7 +42,7 @@ class JointTraining:
 
     At the end of the fit, the head of the first stage and the solved one are validated on the same features by the mean
     task loss over the trainer's validation data; the better one stays in the model, the solved one where they are
-    equal. ``model.choice`` says which, and both losses. The certificate is that of the solved head. Without validation
+    equal. ``model.choice`` says which, and both losses. The solved head is certified. Without validation
     data the solved head stays, and ``model.choice`` is None.
 
     Args:
@@ -55,7 +54,7 @@ class JointTraining:
             temperature 1 where the structure has marginals, else ``StructuredHinge``.
         optimizer: ``(parameters, lr=...) -> torch.optim.Optimizer``, such as ``functools.partial(torch.optim.AdamW,
             weight_decay=0.01)``; weight decay is for the features alone. None is ``torch.optim.Adam``.
-        clip: The largest norm of a step's gradient, that of network and head together; None is any.
+        clip: The largest norm of a step's gradient, network and head together; None is any.
         accumulate: Batches of one step, whose gradients are averaged.
         warmup: The share of the steps of the first stage in which the learning rate rises to ``lr``.
 
@@ -179,7 +178,7 @@ class JointRun:
     def start(self, module: Predicting, *, resumed: bool) -> None:
         """Begin a fit, or go on with one from a checkpoint that was loaded.
 
-        ValueError if the trainer ends before the second stage, or weights to start from are not finite or absurd.
+        ValueError if the trainer ends before the second stage.
         """
         self.joint = joint = module.joint
         trainer = cast(Any, module.trainer)
@@ -189,7 +188,6 @@ class JointRun:
                 f"Trainer(max_epochs={most}) ends before the head is solved, after the {joint.epochs} epochs of "
                 f"{joint}: give more, such as max_epochs={joint.epochs + 200}"
             )
-        check_start(cast(nn.Module, module.features), module.head)
         self._loss = joint.make_loss(module.structure)
         self.choice, self._ended = None, False
         if not resumed:
@@ -197,7 +195,7 @@ class JointRun:
 
     @contextmanager
     def starting_head(self, module: Predicting) -> Iterator[None]:
-        """Inside, BCFW is made, which sets the head to the weights of a new dual; afterwards it holds its own again."""
+        """Keep the head's weights while BCFW is made, which sets the head to the weights of a new dual."""
         weights = list(module.head.parameters())
         with weights_kept(weights):
             write(map(torch.zeros_like, weights), weights)

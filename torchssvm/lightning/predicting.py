@@ -47,12 +47,12 @@ class Loading(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        own = getattr(self.head, "structure", None)
+        of_head = getattr(self.head, "structure", None)
         checkpoint[_KEY] = {
             "format": _FORMAT,
             "head": _entry(self.head),
             "features": None if self.features is None else {"class": type(self.features).__name__},
-            "structure": None if self.structure is own else _entry(self.structure),
+            "structure": None if self.structure is of_head else _entry(self.structure),
         }
 
     @classmethod
@@ -79,8 +79,8 @@ class Loading(L.LightningModule):
             arguments: Arguments of the class that replace those of the checkpoint.
 
         Raises:
-            ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is damaged
-                or of another version, or names import paths of classes to make.
+            ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is of
+                another version, or names import paths of classes to make.
             RuntimeError: The weights do not fit the model.
         """
         weights_only = True if weights_only is None else weights_only
@@ -93,8 +93,9 @@ class Loading(L.LightningModule):
                     "model, and give the file to trainer.predict(..., ckpt_path=...)"
                 )
             saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
-            own = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
-            kept = own.get("solver", {name: own[name] for name in _OF_SOLVER if own.get(name) is not None})
+            saved_arguments = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+            before = {name: value for name in _OF_SOLVER if (value := saved_arguments.get(name)) is not None}
+            kept = saved_arguments.get("solver", before)
             solver = {"solver": Solver(**copy.deepcopy(kept))} if kept else {}
             arguments = {**_parts(cls, saved, arguments), **solver, **arguments}
         return super().load_from_checkpoint(
@@ -129,26 +130,21 @@ def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str,
     """Head and structure, unless given; features cannot be rebuilt, and must be given where the model had some."""
     call = f"{cls.__name__}.load_from_checkpoint(path"
     made: dict[str, Any] = {}
-    entries = saved.items() if isinstance(saved, dict) else [("", repr(saved))]
-    if any(not (name == "format" or e is None or (isinstance(e, dict) and "class" in e)) for name, e in entries):
-        raise ValueError(f"the checkpoint is damaged: {_KEY} is {saved!r}")
     if saved and saved.get("format") != _FORMAT:
         raise ValueError(
             f"the checkpoint's model has format {saved.get('format', 1)}, and this version reads {_FORMAT}"
         )
     if "head" not in given and saved.get("head") is None:
-        raise ValueError(f"the checkpoint says nothing of its head: pass it, {call}, head=...)")
-    for name, what in (
-        ("head", "cannot say how its head, a {}, is made: pass one"),
-        ("features", "has features below its head, a {}, and cannot say how they are made: pass them"),
-        ("structure", "has a structure that is not its head's, a {}, and cannot say how it is made: pass it"),
-    ):
+        raise ValueError(f"the checkpoint does not describe its head: pass it, {call}, head=...)")
+    for name in ("head", "features", "structure"):
         entry = saved.get(name)
         if entry is None or name in given:
             continue
         if entry.get("recipe") is None:
             kind = entry["class"]
-            raise ValueError(f"the checkpoint {what.format(kind)}, {call}, {name}={kind}(...))")
+            raise ValueError(
+                f"the checkpoint cannot rebuild its {name}, a {kind}: pass it, {call}, {name}={kind}(...))"
+            )
         made[name] = rebuild(entry["recipe"])
     return made
 
@@ -194,7 +190,7 @@ class Predicting(Loading, Resumable):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="the head's weights were not zero")
             yield
-        kept = all(torch.equal(p, held.to(p)) for p, held in zip(self.head.parameters(), before, strict=True))
+        kept = all(torch.equal(p, weights.to(p)) for p, weights in zip(self.head.parameters(), before, strict=True))
         if not (resumed or kept):
             warn(
                 "the head's weights were not zero, and a fit starts anew: they are now those of a new dual. To go on "
@@ -219,17 +215,17 @@ class Predicting(Loading, Resumable):
         return self.decode(batch.x, batch.lengths)
 
     def _evaluate(self, batch: Batch, stage: str) -> None:
-        found = evaluate(self, self.structure, [batch])
-        examples, tokens = found.num_examples, max(found.num_tokens or 0, 1)
+        evaluation = evaluate(self, self.structure, [batch])
+        examples, tokens = evaluation.num_examples, max(evaluation.num_tokens or 0, 1)
         weights = {"loss": examples, "token_error": tokens, "example_error": examples}
         for name, weight in weights.items():
-            if (value := getattr(found, name)) is not None:
+            if (value := getattr(evaluation, name)) is not None:
                 self.log(f"{stage}_{name}", value, prog_bar=name == "loss", batch_size=weight, sync_dist=True)
 
     def optimizer_of(self, *, bcfw: bool) -> Any:
         """Lightning's optimizer of the head's dual, or the other one."""
-        found = self.optimizers()
-        return next(o for o in (found if isinstance(found, list) else [found]) if isinstance(o, BCFW) == bcfw)
+        given = self.optimizers()
+        return next(o for o in (given if isinstance(given, list) else [given]) if isinstance(o, BCFW) == bcfw)
 
     def extract(self, x: Any, lengths: Tensor | None = None) -> Any:
         """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained.
@@ -260,7 +256,7 @@ class Predicting(Loading, Resumable):
 class WritePredictions(BasePredictionWriter):
     """Writes a line of JSON for every example of ``Trainer.predict``: ``{"index": 7, "labeling": [14, 12, 12]}``.
 
-    Of labelings with an attribute ``labels``, such as those of graph cuts, only the labels are written.
+    Of labelings with an attribute ``labels``, as graph cuts have, only the labels are written.
 
     Args:
         path: The file; its folder is made, and an existing file is replaced. Of several processes, each writes the
@@ -314,8 +310,8 @@ def _row(labeling: Any, row: int, length: int | None) -> Any:
     """One example's output as lists and numbers, without padding."""
     labeling = getattr(labeling, "labels", labeling)
     if isinstance(labeling, Tensor):
-        found = labeling[row]
-        return (found[:length] if found.ndim else found).tolist()
+        output = labeling[row]
+        return (output[:length] if output.ndim else output).tolist()
     if isinstance(labeling, dict):
         return {name: _row(part, row, length) for name, part in labeling.items()}
     return [_row(part, row, length) for part in labeling]

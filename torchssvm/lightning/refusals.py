@@ -1,4 +1,4 @@
-"""What is refused before a fit is set up: settings that contradict exact steps, weights that cannot be trained."""
+"""What is refused before a fit is set up: settings that contradict exact steps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
-from torch.nn.parameter import is_lazy
 
 from torchssvm.core.packages import warn
 
 # Lightning's names of precisions that round weights to fewer bits than float32, or rescale gradients.
 _INEXACT = ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
-
-_ABSURD = 1e8  # no trained network has weights as large
 
 _AVERAGE = "leaves averaged weights in the place of those that are certified: use torchssvm.lightning.AveragedWeights()"
 _REFUSED = {
@@ -66,21 +62,6 @@ def refuse_callbacks(trainer: L.Trainer) -> None:
         for kind, why in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ValueError(f"{type(callback).__name__} {why}")
-
-
-def check_start(features: nn.Module, head: nn.Module) -> None:
-    """Raise ValueError if weights that a fit starts from are such as those of memory that was never written to.
-
-    They are those of the features, and of the head, which the fit does not set to zero.
-    """
-    for part, module in (("features", features), ("head", head)):
-        for name, weights in module.named_parameters():
-            trained = weights.requires_grad and not is_lazy(weights) and weights.numel()
-            if trained and not float(largest := weights.detach().abs().amax()) < _ABSURD:
-                raise ValueError(
-                    f"{part}.{name} starts at weights up to {float(largest):.3g}: they were read from a damaged file, "
-                    "or never initialised (reset_parameters())"
-                )
 
 
 def training_modes(modes: dict[str, bool]) -> dict[str, bool]:

@@ -30,7 +30,7 @@ from torchssvm.solvers.report import RunReport
 class Report(Callback):
     """Writes ``report.json`` and ``convergence.png`` when training ends, and a table to the screen.
 
-    The certificates are those of the run's :class:`DualityGap`; without that callback only the final weights are
+    The run's :class:`DualityGap` gives the certificates; without that callback only the final weights are
     certified. Training and test examples (of ``test_dataloader``, else of validation) are decoded once. A run that is
     interrupted from the keyboard leaves a report of its certificates so far. ``seconds`` of the report do not count
     ``compiling_seconds``, which the process has spent on compiling kernels: 0 from the second run on.

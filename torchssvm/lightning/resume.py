@@ -1,4 +1,4 @@
-"""Exact resumption of interrupted runs: what a fit remembers, and what its checkpoints add to those of Lightning."""
+"""Exact resumption of interrupted runs: what a fit remembers, and what it adds to Lightning's checkpoints."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _NOT_RESUMABLE = r"You're resuming from a checkpoint that ended before the epoch
 class ResumePoint:
     """The point of a run at which a checkpoint was taken; kept until the resumed run trains its first batch.
 
-    ``random`` is the random state, of several processes as a list ``ranks``; ``sampler`` that of the draws, of all
-    processes, None if they have none; ``in_epoch`` says whether the epoch under way has batches left, and ``rules``
+    ``random`` is the random state, of several processes as a list ``ranks``; ``sampler`` is the state of the draws of
+    all processes, None if they have none; ``in_epoch`` says whether the epoch under way has batches left, and ``rules``
     names the rules of the steps.
     """
 

@@ -53,8 +53,8 @@ class SafeCheckpointIO(TorchCheckpointIO):
         Raises:
             FileNotFoundError: Both are missing.
         """
-        found = path if "://" in str(path) else _whole(Path(os.path.realpath(path)))
-        return super().load_checkpoint(found, *args, **options)
+        whole = path if "://" in str(path) else _whole(Path(os.path.realpath(path)))
+        return super().load_checkpoint(whole, *args, **options)
 
     @override
     def remove_checkpoint(self, path: str | Path) -> None:

@@ -20,11 +20,11 @@ class SpanF1(Callback):
     """Logs ``val_f1``, the F1 of whole spans, beside the task loss that the module logs; it decodes once more for it.
 
     A span counts if type, first and last word are right, as in conlleval. ``EarlyStopping("val_f1", mode="max")`` and
-    ``ModelCheckpoint`` may follow it. Of several processes, all log that of all sentences; where their number cannot be
-    divided, Lightning's sampler gives some sentences twice, here as in the task loss.
+    ``ModelCheckpoint`` may follow it. All of several processes log the F1 of all sentences; where their number cannot
+    be divided, Lightning's sampler gives some sentences twice, here as in the task loss.
 
     Args:
-        labels: The tag of every state or label, as ``["O", "B-LOC", "I-LOC"]``; those of BIOES too.
+        labels: The tag of every state or label, as ``["O", "B-LOC", "I-LOC"]``; BIOES tags too.
 
     Raises:
         ValueError: A tag is none of a scheme; or, when validation begins, the model has another number of states.
@@ -35,8 +35,8 @@ class SpanF1(Callback):
         >>> tagged = PaddedDataset(tokens, torch.zeros(len(tokens), tokens.shape[1], dtype=torch.int64))
         >>> batches = torch.utils.data.DataLoader(tagged, batch_size=10, collate_fn=tagged.collate)
         >>> trainer = L.Trainer(callbacks=[f1], **quiet)
-        >>> found = trainer.validate(StructuredSVM(chain, lam=0.1), batches, verbose=False)
-        >>> found[0]["val_f1"]
+        >>> figures = trainer.validate(StructuredSVM(chain, lam=0.1), batches, verbose=False)
+        >>> figures[0]["val_f1"]
         0.0
     """
 
@@ -44,7 +44,7 @@ class SpanF1(Callback):
         to_bio(labels)  # here, where all processes raise an error
         self.labels = list(labels)
         self._true: list[list[str]] = []
-        self._found: list[list[str]] = []
+        self._predicted: list[list[str]] = []
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -52,25 +52,27 @@ class SpanF1(Callback):
         states = getattr(pl_module.structure, "num_states", states)
         if states != len(self.labels):
             raise ValueError(f"labels={self.labels} has {len(self.labels)} tags, and the model {states} states")
-        self._true, self._found = [], []
+        self._true, self._predicted = [], []
 
     @override
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         batch = as_batch(batch)
-        outputs = (pl_module.structure.by_position(own) for own in (pl_module.decode(batch.x, batch.lengths), batch.y))
-        tags, target = (getattr(own, "labels", own).cpu() for own in outputs)
+        outputs = (
+            pl_module.structure.by_position(output) for output in (pl_module.decode(batch.x, batch.lengths), batch.y)
+        )
+        tags, target = (getattr(output, "labels", output).cpu() for output in outputs)
         real = torch.ones_like(target, dtype=torch.bool)
         if batch.lengths is not None:
             real = torch.arange(target.shape[1]) < batch.lengths.cpu().unsqueeze(1)
-        for own, true, kept in zip(tags, target, real, strict=True):
-            self._found.append(self._bio(own[kept]))
+        for predicted, true, kept in zip(tags, target, real, strict=True):
+            self._predicted.append(self._bio(predicted[kept]))
             self._true.append(self._bio(true[kept]))
 
     @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        score = chunk_scores(self._true, self._found).overall
+        score = chunk_scores(self._true, self._predicted).overall
         if ranks := Ranks.here():
             table = torch.tensor([score.correct, score.predicted, score.true], dtype=torch.float64)
             score = Score(*(int(count) for count in ranks.gather(table).sum(0).tolist()))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, cast
 
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
@@ -41,17 +42,10 @@ _OF_THE_TRAINER = {
     "seed": "to a GapBatchSampler in the DataLoader",
     "schedule": "to DualityGap",
 }
-"""What a Trainer has of its own, and where it is given."""
+"""Options of a solver that are given elsewhere under a Trainer."""
 
 
-def find_solver(module: Any, solver: Solver | None) -> Solver:
-    """The solver of a ``StructuredSVM``: ``solver``, or one that leaves all to the library.
-
-    Raises:
-        TypeError: ``solver`` is not a Solver.
-        ValueError: It has what the Trainer has too; bounds do not fit the head; or ``compiled=True`` where the compiled
-            loop cannot be used.
-    """
+def _check_solver(module: Any, solver: Solver | None) -> Solver:
     solver = or_default(solver, Solver, "solver")
     for name, where in _OF_THE_TRAINER.items():
         if getattr(solver, name):
@@ -76,7 +70,7 @@ class StructuredSVM(Predicting):
     one optimizer first trains features and head together, then BCFW solves the head.
 
     An epoch is n visits, whatever takes them, and ``max_epochs`` counts them. Where the compiled loop draws the
-    examples, an epoch has about four batches without data, one where n is at most 1000, and as many as the loader has
+    examples, an epoch has about four batches without data, one where n is at most 10,000, and as many as the loader has
     with ``JointTraining``.
 
     A fit refuses settings that contradict exact steps: clipping, accumulation, 16-bit weights, Lightning's averages
@@ -87,9 +81,10 @@ class StructuredSVM(Predicting):
 
     With ``Trainer(strategy="ddp", devices=4)`` each process holds the dual blocks of its own examples, a contiguous
     part of the dataset, and the training loader is restricted to them: give it ``batch_size`` and ``shuffle=True``, or
-    a ``GapBatchSampler``. The batch size is that of a process. DDP averages the gradients of features that are trained,
-    and BCFW combines the directions of the head. Certificates are those of all examples, and the same in every process.
-    A checkpoint holds all blocks, and another number of processes can go on with it from the end of an epoch.
+    a ``GapBatchSampler``. ``batch_size`` counts the examples of one process. DDP averages the gradients of features
+    that are trained, and BCFW combines the directions of the head. Certificates are of all examples, and the same in
+    every process. A checkpoint holds all blocks, and another number of processes can go on with it from the end of an
+    epoch.
 
     Args:
         head: Features -> potentials, linear in all its weights.
@@ -145,7 +140,7 @@ class StructuredSVM(Predicting):
         self.structure = find_structure(head, structure)
         self.joint = joint
         self._stages = None if joint is None else JointRun()
-        self.solver = find_solver(self, solver)
+        self.solver = _check_solver(self, solver)
         kept = {name: value for name in ("bounds", "memory_limit") if (value := getattr(self.solver, name)) is not None}
         self.save_hyperparameters({"lam": lam, **({"solver": kept} if kept else {})})
         self.rules: Any = self.solver.with_defaults()
@@ -224,7 +219,10 @@ class StructuredSVM(Predicting):
             figures["rho"] = dual.rho
         if (estimate := dual.gap_estimate) < float("inf"):  # every block has been seen
             figures["gap_estimate"] = estimate
-        self.log_dict(figures, **options)
+        if self.trainer.loggers:
+            self.log_dict(figures, **options)
+        else:  # callbacks may monitor them; Lightning's way takes ten times as long
+            self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in figures.items()})
 
     # The run
 
@@ -264,8 +262,8 @@ class StructuredSVM(Predicting):
             memory_limit=self.solver.memory_limit,
         )
         with stages.starting_head(self) if stages else self.overwriting(resumed=resume is not None):
-            own = groups(self.head, check_bounds(self.head, self.solver.bounds))
-            optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.rules.line_search)]
+            parameters = groups(self.head, check_bounds(self.head, self.solver.bounds))
+            optimizers: list[Optimizer] = [BCFW(parameters, dual, line_search=self.rules.line_search)]
         batches = run.batches
         assert batches is not None
         if (sampler := batches.gap_sampler) is not None:
@@ -293,18 +291,14 @@ class StructuredSVM(Predicting):
         """Begin to train the head by BCFW; this is where the second stage of ``JointTraining`` begins."""
         if self._stages is not None and not self._run.trains_features:
             self._stages.begin_solving(self)
-        if self.solves_head:
-            self._draw_in_loop()
+        batches, resume = self._run.batches, self._run.resume
+        if self.solves_head and batches is not None and batches.in_parts and not (resume and resume.in_loader_epoch):
+            batches.loop = self.compiled_loop()
 
     def draws_in_loop(self, loader: DataLoader) -> bool:
         """Whether the compiled loop can draw the examples of this fit in place of the loader."""
         own_step = type(self).training_step is not StructuredSVM.training_step
         return not own_step and own_draws(self.trainer, loader) is not None
-
-    def _draw_in_loop(self) -> None:
-        batches, resume = self._run.batches, self._run.resume
-        if batches is not None and batches.in_parts and not (resume and resume.in_loader_epoch):
-            batches.loop = self.compiled_loop()
 
     @override
     def on_train_epoch_start(self) -> None:

@@ -23,7 +23,8 @@ def replace_training_loader(trainer: L.Trainer, replace: Callable[[Any], Batches
 
 def batches_used(trainer: L.Trainer) -> int:
     """Batches of this epoch after which the step is done, also within callbacks that save checkpoints."""
-    return int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return int(progress.processed)
 
 
 def begin_next_epoch(trainer: L.Trainer) -> None:

@@ -1,4 +1,4 @@
-"""The batches of a fit: those of the training loader, or parts of an epoch in which the compiled loop draws."""
+"""The batches of a fit: from the training loader, or parts of an epoch in which the compiled loop draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.steps.directions import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
-WHOLE = 1000
+WHOLE = 10_000
 """Most examples of an epoch in one part."""
 
 
@@ -67,7 +67,7 @@ class TrainingBatches:
         return self.loop is not None or self.gap_sampler is not None
 
     def draw_in_parts(self, *, as_many: bool) -> None:
-        """Cut an epoch into about four parts, one where n is at most 1000, or into ``as_many`` as the loader has."""
+        """Cut an epoch into about four parts, one where n is at most ``WHOLE``, or ``as_many`` as the loader has."""
         n = count_examples(self.loader)
         count = len(self.loader) if as_many else max(1, round(n / usual_visits(n, WHOLE)))
         self._parts = [EpochPart(n * (k + 1) // count - n * k // count) for k in range(count)]
@@ -88,7 +88,7 @@ class TrainingBatches:
         yield from self._parts[first:]
 
     def saved_draws(self, used: int) -> dict[str, Any] | None:
-        """The draws, after ``used`` batches of this epoch; of several processes, that of all in the first of them."""
+        """The draws, after ``used`` batches of this epoch; the first of several processes has the draws of all."""
         if self.loop is not None:
             draws = self.loop.draws
             draws.consolidate_state_dict()
@@ -113,13 +113,13 @@ class TrainingBatches:
 
 
 def of_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """The state; of several processes those of all, in the first of them."""
+    """The state; of several processes, a list of all states in the first of them."""
     ranks = Ranks.here()
     return {"ranks": ranks.collect(state)} if ranks else state
 
 
 def take_training_batches(trainer: L.Trainer) -> TrainingBatches:
-    """The batches that Lightning will train from; of several processes, each gets those of its own examples.
+    """The batches that Lightning will train from; each of several processes gets its own examples.
 
     Raises:
         TypeError: Training examples do not come from one DataLoader.
@@ -172,7 +172,7 @@ def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> Data
 
 
 class OwnExamples(Sampler[int]):
-    """The examples whose dual blocks this process holds, once in an epoch, in random order or in that of the dataset.
+    """The examples whose dual blocks this process holds, once in an epoch, in random order or in the dataset's.
 
     Every process gives as many: one with an example less than another repeats its first one.
     """
@@ -222,7 +222,7 @@ def own_draws(trainer: L.Trainer, loader: DataLoader) -> tuple[Order, int] | Non
     """The order and the seed by which the compiled loop can draw in place of the training loader.
 
     None where it cannot: the loader has a sampler of another kind; the trainer counts batches (``max_steps``,
-    ``limit_train_batches``, ``val_check_interval`` and the like), which are then those of the loader; or a callback
+    ``limit_train_batches``, ``val_check_interval`` and the like), which are then the loader's; or a callback
     has ``needs_batches = True``, as :class:`AveragedWeights`.
     """
     counts: Any = trainer

@@ -59,7 +59,7 @@ class RunReport:
         test: Plain decoding of the test examples.
         seed: Seed of the run.
         device: The device of the run.
-        seconds: Wall-clock time; None is that of the last certificate.
+        seconds: Wall-clock time; None is the last certificate's.
         extra: More entries for ``report.json`` and the table, such as letter errors.
 
     Raises:
@@ -116,7 +116,7 @@ class RunReport:
         It has the figures of the last certificate, errors by token and by example, ``extra``, and
         all certificates as ``history``.
         """
-        more = _relaxation(self.history[-1][0])
+        more: dict[str, Any] = {**_relaxation(self.history[-1][0])}
         for name, evaluation in (("train", self.train), ("test", self.test)):
             if evaluation is not None and evaluation.token_error is not None:
                 more |= {
@@ -166,7 +166,7 @@ class RunReport:
         """Primal and dual (above) and the gap (below, logarithmic) by effective passes and by seconds; then examples.
 
         Returns a ``matplotlib.figure.Figure``, or raises ImportError without matplotlib; opens no window and leaves
-        matplotlib's global state alone. ``draw_examples`` is that of :meth:`write`.
+        matplotlib's global state alone. ``draw_examples`` is as in :meth:`write`.
         """
         ratios = [2.0] if draw_examples is None else [2.0, 1.0]
         figure = new_figure((10, 3.2 * sum(ratios)))

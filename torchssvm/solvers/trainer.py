@@ -51,14 +51,10 @@ class ProgressLine:
 
     Args:
         prefix: Begins the line, such as ``lam 0.01``; may be changed during the run.
-
-    Attributes:
-        rho: Of several processes, ``dual.rho``, which the line then shows; else None.
     """
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
-        self.rho: float | None = None
         self._file: Any = sys.stderr
         self._overwrites = _overwrites(self._file)
         self._every = EVERY if self._overwrites else 50 * EVERY
@@ -81,11 +77,6 @@ class ProgressLine:
             return
         dual = value() if value is not None else None if self._last is None else self._last.dual
         self._show(self._line("~", gap_estimate, dual, passes))
-
-    def message(self, text: Callable[[], str]) -> None:
-        """Show another text, as rarely as estimates; it is made only where it is shown."""
-        if self._overwrites and time.monotonic() - self._shown_at >= self._every:
-            self._show(text())
 
     def certified(self, certificate: Certificate) -> None:
         """Show a certificate."""
@@ -125,8 +116,6 @@ class ProgressLine:
         proof: Any = certificate
         if getattr(proof, "has_relaxation", False):  # of a FactorwiseCertificate
             parts.append(f"relaxed gap {proof.relaxed_gap:.3g} ({percent(proof.relative_relaxed_gap)})")
-        if self.rho is not None:
-            parts.append(f"rho {self.rho:.2g}")
         if dual is not None and math.isfinite(dual):
             parts.append(f"{relaxed}dual {dual:.4g}")
         parts += [f"passes {passes:.4g}", f"{clock() - self._began:.0f} s"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import warnings
@@ -21,7 +19,6 @@ from torchssvm.lightning import (
     AveragedWeights,
     DualityGap,
     FactorwiseSVM,
-    GapBar,
     JointTraining,
     SpanF1,
     StructuredSVM,
@@ -157,14 +154,6 @@ def span_f1(words) -> dict:
     return {name: found[name] for name in ("val_f1", "val_loss")}
 
 
-def shown(words) -> str:
-    """What the progress bar writes to stderr."""
-    stream = io.StringIO()
-    with contextlib.redirect_stderr(stream):
-        fit(in_torch(), loader(words), GapBar(), enable_progress_bar=True, max_epochs=2)
-    return stream.getvalue()
-
-
 def refusal(act) -> str:
     try:
         act()
@@ -209,5 +198,5 @@ def main(folder: Path) -> None:
     found["own module"] = figures(model, gap)
     model = in_torch()
     make_trainer(WritePredictions(folder / "predictions.jsonl")).predict(model, everything(words))
-    found["bar"], found["refusals"] = shown(words), refusals(words)
+    found["refusals"] = refusals(words)
     (folder / f"{rank}.json").write_text(json.dumps(found))
