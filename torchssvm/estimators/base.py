@@ -28,6 +28,7 @@ from torchssvm.core.problem import digest_targets
 from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import (
+    NAMED,
     PerExample,
     batches_of,
     check_counts,
