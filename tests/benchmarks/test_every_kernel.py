@@ -27,7 +27,6 @@ def test_the_script_launches_every_kernel(cuda, monkeypatch):
     chains = importlib.import_module("torchssvm.structures.chain.triton")
     monkeypatch.setattr(chains, "_IN_REGISTERS", 2)
     monkeypatch.setattr(chains, "_MANY", 4)
-    monkeypatch.setattr(importlib.import_module("torchssvm.structures.chain.labels_triton"), "_SMALL", 0)
     monkeypatch.setattr(importlib.import_module("torchssvm.steps.box_qp_triton"), "_ALONE", 2)
     launches = importlib.import_module("every_kernel").launches(cuda, size=3, states=(2, 3, 4), blocks=(2, 3))
     with counted() as counts:

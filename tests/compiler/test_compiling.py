@@ -14,10 +14,10 @@ os.environ["NUMBA_CACHE_DIR"], sys.stderr = {folder!r}, sys.stdout
 import numba
 import numpy as np
 from torchssvm.compiler.jit import clock
-from torchssvm.structures.chain.oracle import mask
-labels = np.zeros((2, 3), np.int64)
+from torchssvm.structures.chain.oracle import sum_scores
+labels, pairs, total = np.zeros((2, 1, 3), np.int64), np.zeros((1, 1, 4, 4)), np.zeros((2, 1))
 began, counted = time.perf_counter(), clock()
-mask(labels, np.full(2, 3), 4, labels.copy())
+sum_scores(labels, np.zeros((2, 3, 4)), pairs, total)
 print(time.perf_counter() - began, clock() - counted)
 """
 

@@ -322,6 +322,10 @@ class HeadAdapter:
         """Number of lists of features of examples of these numbers of labels: one for each."""
         return sizes
 
+    def columns(self, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+        """Columns of the listed features of all examples, and where each example's begin, ``[n + 1]``."""
+        return examples.column, examples.row[examples.line]
+
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Fill in what is computed from the features of all examples, and the kind.
 
@@ -355,6 +359,9 @@ class HeadAdapter:
 
     products = True
     """Whether inner products of an example's rows are stored."""
+
+    sums_features = True
+    """Whether kernels sum over the features of examples without stored products, in ``Scratch.sums_of_label``."""
 
     @property
     def row_width(self) -> int:

@@ -15,7 +15,7 @@ from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
+from torchssvm.core.structure import Decoding, OracleResult, Structure, fit, reject_rows
 from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_lengths
 
@@ -53,6 +53,15 @@ class Labelled(Structure):
         # To add a cost everywhere and subtract it at the target would leave rounding errors.
         delta = self.costs(target).unsqueeze(2).repeat(1, 1, self._states)
         return {self.single: delta.scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+
+    def augmented_argmax(self, potentials: Potentials, target: Any) -> Decoding | Any:
+        """Decodes with the costs added; scores of the target stay as they are, bit for bit."""
+        if type(self).loss_potentials is not Labelled.loss_potentials:
+            return super().augmented_argmax(potentials, target)
+        scores, labels = potentials[self.single], tree_tensors(target)[0].clamp(min=0).unsqueeze(2)
+        added = scores + self.costs(target).to(scores.dtype).unsqueeze(2)
+        added = added.scatter_(2, labels, scores.gather(2, labels))
+        return self.argmax(potentials.replace({**potentials.tensors, self.single: added}))
 
     def mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """Costs on a device are made on the CPU, which knows the target."""
@@ -101,6 +110,20 @@ class Indexed(Structure):
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
         return self._add(zeros_like(potentials), self._with_target(labelings, target), mass)
 
+    def examine(self, labeling: Any, target: Any, potentials: Potentials) -> OracleResult:
+        """Scores are summed as in :meth:`relative_scores`, so that decoded and cached labelings tie alike."""
+        score = self.relative_scores(tree_map(lambda each: each.unsqueeze(1), labeling), target, potentials)[:, 0]
+        for tensor in potentials.tensors.values():
+            one = tensor[:1] if len(tensor) > 1 and tensor.stride(0) == 0 else tensor
+            score = score + 0.0 * one.flatten(1).sum(1)  # NaN where a potential is not finite
+        return OracleResult(labeling, score, self.loss(labeling, target))
+
+    def add_difference(self, parts: Parts, labeling: Any, target: Any, potentials: Potentials) -> Parts:
+        """In place; these parts are zero in the padding. Shared parts cancel first, as x + 1 - 1 rounds a small x."""
+        for name, tensor in self.difference(labeling, target, potentials).items():
+            parts[name].add_(tensor)
+        return parts
+
     def _stack(self, *labelings: Any) -> list[Tensor]:
         """Labelings ``[B, ...]`` as ``[B, C, ...]``."""
         several = zip(*(tree_tensors(one)[: self.tensors] for one in labelings), strict=True)
@@ -117,10 +140,10 @@ class Indexed(Structure):
         for name, places, real in self._places(*labelings):
             tensor = potentials[name].detach()
             if len(tensor) > 1 and tensor.stride(0) == 0:  # one for all examples
-                own = tensor[0].flatten()[places]
+                scores = tensor[0].flatten()[places]
             else:
-                own = tensor.flatten(1).gather(1, places.flatten(1)).view(places.shape)
-            total = total + own.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
+                scores = tensor.flatten(1).gather(1, places.flatten(1)).view(places.shape)
+            total = total + scores.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
         return total
 
     def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:

@@ -32,7 +32,6 @@ from torchssvm.steps.box_qp_triton import ascend_triton
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
 from torchssvm.structures.arborescence.triton import eisner_triton
 from torchssvm.structures.chain.biases_triton import add_everywhere_triton, sum_everywhere_triton
-from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
 from torchssvm.structures.chain.sum_product_triton import sum_product_triton
 from torchssvm.structures.chain.triton import viterbi_triton
 from torchssvm.structures.labelled_triton import mean_loss_triton
@@ -103,12 +102,6 @@ calls: dict[str, Any] = {
     "box QP": lambda: ascend_triton(torch.empty(64, 64), torch.empty(64), 5, 1e-3),
     "box QP of 1024 blocks": lambda: ascend_triton(torch.empty(1024, 1024), torch.empty(1024), 5, 1e-3),
     "box QP of more blocks": lambda: ascend_triton(torch.empty(1100, 1100), torch.empty(1100), 5, 1e-3),
-    "loss of chains": lambda: augment_triton(TABLES[0], LABELS, True),
-    "scores of chains": lambda: examine_triton(LABELS, LABELS, *TABLES, True),
-    "scores of long chains": lambda: examine_triton(
-        *torch.empty(2, 2, 1000).long(), torch.empty(2, 1000, 26), TABLES[1], True
-    ),
-    "parts of chains": lambda: add_difference_triton(LABELS, LABELS, *TABLES),
     "rows that are read": lambda: read_triton(*ROWS, 5),
     "rows that change": lambda: add_triton(*ROWS, TABLES[0], torch.empty(2).double()),
     "mean losses of labels": lambda: mean_loss_triton(TABLES[0], LABELS, torch.empty(LABELS.shape).double()),
@@ -175,12 +168,6 @@ def ragged_calls(batch: int, size: int, empty: Callable[..., Tensor]) -> None:
     for transition in (pairs[0], pairs, empty(batch, size - 1, 6, 6)):
         viterbi_triton(emission, transition, lengths)
         sum_product_triton(emission, transition, lengths)
-    examine_triton(labels, labels, emission, pairs, True)
-    examine_triton(labels, labels, emission, pairs[:1].expand_as(pairs), True)
-    long = torch.zeros(batch, 100 * size).long()
-    examine_triton(long, long, empty(batch, 100 * size, 6), pairs, True)
-    augment_triton(emission, labels, True)
-    add_difference_triton(labels, labels, emission, pairs)
     max_sum_tree_triton(emission, pairs[0], torch.arange(size) - 1, labels)
     max_sum_tree_triton(emission, empty(batch, size, 6, 6), torch.arange(size) - 1, labels)
     every = torch.ones(6, dtype=torch.int64)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm import Chain
-from torchssvm.core.potentials import Potentials
 from torchssvm.steps.box_qp import ascend_gram
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.oracle import viterbi
@@ -25,31 +22,6 @@ def _decode(emission: Tensor, pairs: Tensor, lengths: Tensor, _: Tensor, labels:
     found, best = viterbi(emission, pairs, lengths)
     labels.copy_(found)
     value.copy_(best)
-
-
-def _augment(emission: Tensor, labels: Tensor, result: Tensor, *sizes: Any, normalize: bool, **options: Any) -> None:
-    kernels.augment(emission.numpy(), np.empty((0, 0)), 1.0, normalize, labels.numpy(), result.numpy())
-
-
-def _examine(found: Tensor, labels: Tensor, emission: Tensor, pairs: Tensor, score: Tensor, loss: Tensor, *sizes: Any,
-             normalize: bool, **options: Any) -> None:  # fmt: skip
-    batch, states = len(emission), emission.shape[2]
-    potentials = Potentials({"emission": emission, "transition": pairs.view(-1, states, states).expand(batch, -1, -1)})
-    examined = Chain(states, normalize=normalize).examine(found, labels, potentials)
-    score.copy_(examined.score)
-    loss.copy_(examined.loss)
-
-
-def _mark(*_: Any, **options: Any) -> None:
-    """``_examine`` has done it."""
-
-
-def _add_difference(found: Tensor, labels: Tensor, emission: Tensor, pairs: Tensor, new_emission: Tensor,
-                    new_pairs: Tensor, *sizes: Any, **options: Any) -> None:  # fmt: skip
-    parts = {"emission": emission.clone(), "transition": pairs.clone()}
-    found = Chain(emission.shape[2]).add_difference(parts, found, labels, Potentials(parts))
-    new_emission.copy_(found["emission"])
-    new_pairs.copy_(found["transition"])
 
 
 def _read(values: Tensor, start: Tensor, held: Tensor, index: Tensor, found: Tensor, longest: int, *sizes: Any,
@@ -118,10 +90,6 @@ CHAIN_TWINS = {
     for twin in (
         *(
             _decode,
-            _augment,
-            _examine,
-            _mark,
-            _add_difference,
             _read,
             _add,
             _inner,

@@ -6,7 +6,6 @@ The interpreter must be chosen before Triton is imported, and in the main proces
 from __future__ import annotations
 
 import itertools
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,11 +29,9 @@ from torchssvm.structures import EdgePotentials, Matching
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arborescence.triton import eisner_triton
-from torchssvm.structures.chain import labels_triton as label_kernels
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain import triton as viterbi_kernels
 from torchssvm.structures.chain.biases_triton import add_everywhere_triton, sum_everywhere_triton
-from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
 from torchssvm.structures.chain.oracle import viterbi_torch
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.chain.sum_product import sum_product
@@ -372,49 +369,6 @@ def test_label_sets_of_scores_that_are_not_finite_have_no_value():
     unary = torch.tensor([[torch.nan, 1.0], [1.0, -2.0]], dtype=torch.float64)
     _, value, bound = label_sets_triton(unary, torch.zeros(1, 2, 2, dtype=torch.float64), 3)
     assert value.isnan().tolist() == bound.isnan().tolist() == [True, False]
-
-
-@examples(15)
-@given(
-    seed=SEEDS,
-    batch=st.integers(1, 3),
-    longest=st.integers(1, 6),
-    states=st.sampled_from([1, 2, 7, 40]),
-    normalize=st.booleans(),
-    expanded=st.booleans(),
-    places=st.sampled_from([2, 256]),
-    dtype=DTYPES,
-)
-def test_loops_over_labels_are_those_of_the_cpu(seed, batch, longest, states, normalize, expanded, places, dtype):
-    with patch.object(label_kernels, "_PLACES", places), patch.object(label_kernels, "_SMALL", 8 * places):
-        check_loops_over_labels(seed, batch, longest, states, normalize, expanded, dtype)
-
-
-def check_loops_over_labels(seed, batch, longest, states, normalize, expanded, dtype):
-    axes = "expanded" if expanded else "chain"
-    emission, transition, lengths = chains(seed, batch, longest, states, axes, True, False, dtype)
-    random, padding = rng(seed), torch.arange(longest) >= lengths.unsqueeze(1)
-    labels, found = (
-        torch.randint(states, (batch, longest), generator=random).masked_fill(padding, -1) for _ in range(2)
-    )
-    structure = Chain(states, normalize=normalize)
-    potentials = Potentials({"emission": emission, "transition": transition}, lengths)
-    none = np.empty((0, 0))
-    expected = torch.empty_like(emission)
-    kernels.augment(emission.numpy(), none, 1.0, normalize, labels.numpy(), expected.numpy())
-    assert torch.equal(augment_triton(emission, labels, normalize), expected)
-
-    examined = structure.examine(found, labels, potentials)
-    score, loss = examine_triton(found, labels, emission, transition, normalize)
-    torch.testing.assert_close(score, examined.score, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(loss, examined.loss, rtol=1e-12, atol=1e-12)
-    emission.view(-1)[seed % emission.numel()] = torch.inf
-    wrong = examine_triton(found, labels, emission, transition, normalize)[0]
-    assert wrong.isnan().tolist() == [row == seed % emission.numel() // (longest * states) for row in range(batch)]
-
-    psi = {name: torch.randint(-9, 9, t.shape, generator=random).to(dtype) for name, t in potentials.tensors.items()}
-    added = add_difference_triton(found, labels, psi["emission"], psi["transition"])
-    assert_same(added, tuple(structure.add_difference(psi, found, labels, potentials).values()))
 
 
 @examples(10)

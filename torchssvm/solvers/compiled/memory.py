@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
-from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_targets
@@ -136,7 +135,6 @@ class BlockMemory:
         """Whether every example has its rows in the rest."""
         return bool(self.rest.buffers) and all(buffer.complete for buffer in self.rest.buffers.values())
 
-    @undisturbed()
     def blocks(self) -> BlockArrays:
         """The arrays, sharing their memory with the storage."""
         if self._views is not None and [*map(id, self._views[0])] == [*map(id, self._rows())]:

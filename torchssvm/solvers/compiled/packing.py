@@ -165,7 +165,7 @@ def num_products(lengths: Tensor) -> Tensor:
 
 def long_features(examples: Examples) -> int:
     """The size of ``Scratch.sums_of_label``: that of the features and the bias, if a chain is long."""
-    if hasattr(examples.kind, "known_start") or examples.reach is None:
+    if examples.reach is None:
         return 0
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
 

@@ -133,7 +133,8 @@ class Rounds:
                 if not made:
                     break
         finally:
-            loop.end()
+            with undisturbed():
+                loop.end()
         return done
 
     def _round(self, size: int) -> int:
@@ -182,10 +183,7 @@ class Rounds:
         loop, dual = self._loop, self._loop.dual
         examples, emission = loop.examples, loop.emission
         states = emission.shape[1] if emission.ndim == 2 else 1
-        values = examples.x if examples.dense else examples.value
-        if hasattr(examples.kind, "known_start"):  # columns are numbered within each example
-            values = examples.kind.known
-        products = (values.size + len(examples.added) * states) * states
+        products = (loop.num_features + len(examples.added) * states) * states
         total = sum_in_order(dual.ranks.gather(torch.tensor(float(products), dtype=torch.float64)))
         visit = _PER_PRODUCT * max(float(total) / dual.num_examples, 1.0)
         exchange = _LATENCY + _PER_WEIGHT * sum(p.numel() for p in dual.parameters)
@@ -198,8 +196,8 @@ class _Before:
     def __init__(self, loop: Any, order: Tensor) -> None:
         self._loop = loop
         rows: Tensor | None = None
-        if loop.dual.is_large and (found := columns_of(loop.examples, np.unique(order.numpy()))) is not None:
-            rows = torch.from_numpy(found)
+        if loop.dual.is_large and (columns := loop.columns_of(np.unique(order.numpy()))) is not None:
+            rows = torch.from_numpy(columns)
         emission = loop.emission
         self._held = [
             (p.detach(), rows if p.data_ptr() == emission.data_ptr() and p.shape == emission.shape else None)
@@ -230,16 +228,3 @@ class _Before:
                 held.copy_(before)
             else:
                 held[rows] = before
-
-
-def columns_of(examples: Examples, own: np.ndarray) -> np.ndarray | None:
-    """The features that some examples have, ascending, int64; None where features are no lists."""
-    if examples.dense:
-        return None
-    if hasattr(examples.kind, "known_start"):  # columns are numbered within each example
-        first, end, values = examples.kind.known_start[own], examples.kind.known_start[own + 1], examples.kind.known
-    else:
-        first, end = examples.row[examples.start[own]], examples.row[examples.start[own + 1]]
-        values = examples.column
-    found = [values[a:b] for a, b in zip(first, end, strict=True)]
-    return np.unique(np.concatenate([values[:0], *found])).astype(np.int64)

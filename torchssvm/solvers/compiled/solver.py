@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -141,7 +141,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             *sizes,
             self._memory.capacity + 2,
             self.examples.added.dtype,
-            long_features(self.examples),
+            long_features(self.examples) if adapter.sums_features else 0,
             self._memory.longest,
             adapter.room_of(self.examples),
         )
@@ -236,13 +236,11 @@ class CompiledBCFW(DualTrainer, Stateful):
             return n
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
-    @undisturbed()
     def _step(self, visits: int, calls: float | None = None) -> int:
         """See :meth:`step`; a sweep goes on beyond ``visits``, until it has made so many oracle ``calls``."""
         dual, n, done = self.dual, self.dual.num_examples, 0
         end = math.inf if calls is None else dual.oracle_calls + calls
-        self.begin()
-        try:
+        with self._visiting():
             while done < visits and dual.oracle_calls < end:
                 most, relaxation, power = phase(dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
                 order, points = self.draws.next(min(visits - done, most) if calls is None else ALL)
@@ -257,16 +255,23 @@ class CompiledBCFW(DualTrainer, Stateful):
                     if bool((dual.gap_estimates == 0.0).all()):
                         break
                     self._make_room()
-        finally:
-            self.end()
         return done
+
+    @contextmanager
+    def _visiting(self, index: Tensor | None = None) -> Iterator[None]:
+        """Visits of these blocks, None for any, are made inside; an interrupt waits until they are accepted."""
+        with undisturbed():
+            self.begin()
+            try:
+                yield
+            finally:
+                self.end(index)
 
     @property
     def mean_step(self) -> float:
         """Mean step of the last call's visits: between 0 and 1, or the relaxation."""
         return float(self._scratch.step[0]) / max(self._made, 1)
 
-    @undisturbed()
     @torch.no_grad()
     def visit(self, index: Tensor) -> None:
         """Visit the given blocks, one after another.
@@ -279,17 +284,14 @@ class CompiledBCFW(DualTrainer, Stateful):
             TypeError: See :meth:`step`.
             RuntimeError: See :meth:`step`.
         """
-        index = given = check_visits(index, self.dual.num_examples, self.dual.own)
+        index = check_visits(index, self.dual.num_examples, self.dual.own)
         self.dual.ranks.refuse_several("visit(index)", "Call step(), which draws blocks in every process")
-        self.begin()
         nowhere = torch.zeros(0, dtype=torch.float64)
-        try:
+        with self._visiting(index):
             while len(index):
                 index = index[self._visit(index, nowhere, drawn=False) :]
                 if len(index):
                     self._make_room()
-        finally:
-            self.end(given)
 
     def check_targets(self, batch: Batch) -> None:
         """Check that a batch's index names the examples that the loop keeps under these numbers.
@@ -345,9 +347,11 @@ class CompiledBCFW(DualTrainer, Stateful):
         options = self._options(False)._replace(direction=FrankWolfe.rule)
 
         def make_pass() -> ExactPass:
-            self._validate()
-            found = self._exact(self._adapter.model(), memory.blocks(), dual, options, memory)
-            return found._replace(remember=partial(self._remember, found.remember))
+            with undisturbed():
+                self._validate()
+                blocks = memory.blocks()
+            made = self._exact(self._adapter.model(), blocks, dual, options, memory)
+            return made._replace(remember=partial(self._remember, made.remember))
 
         return conclude(dual, make_pass, refresh=refresh)
 
@@ -388,6 +392,19 @@ class CompiledBCFW(DualTrainer, Stateful):
         if self._rounds is not None:
             self._rounds.visits = state.get("round_visits", self._rounds.visits)
 
+    def columns_of(self, index: np.ndarray) -> np.ndarray | None:
+        """The features that some examples have, ascending, int64; None where features are no lists."""
+        if self.examples.dense:
+            return None
+        columns, start = self._adapter.columns(self.examples)
+        some = [columns[begin:end] for begin, end in zip(start[index], start[index + 1], strict=True)]
+        return np.unique(np.concatenate([columns[:0], *some])).astype(np.int64)
+
+    @property
+    def num_features(self) -> int:
+        """How many numbers or columns the features of all examples have together."""
+        return self.examples.x.size if self.examples.dense else self._adapter.columns(self.examples)[0].size
+
     @property
     def emission(self) -> Tensor:
         """The emissions of the head, ``[F, K]``."""
@@ -398,20 +415,17 @@ class CompiledBCFW(DualTrainer, Stateful):
         storage: Any = self.dual.storage
         return storage.sets if isinstance(storage, Labelings) else storage.buffers
 
-    @undisturbed()
     def _validate(self) -> None:
         validate_weights(self._adapter, self.dual, self._layout)
         self._adapter.renew()
-        if self._validate_blocks():
+        if self._seen is None or self._seen[0] is not self._contents or self._seen[1] != self.dual.version:
             self._memory.changed()
+            self._validate_blocks()
 
-    def _validate_blocks(self) -> bool:
-        """Whether others than this loop have changed blocks; nothing is to be checked where they have not."""
-        if self._seen is not None and self._seen[0] is self._contents and self._seen[1] == self.dual.version:
-            return False
+    def _validate_blocks(self) -> None:
+        """Check blocks that others than this loop have changed."""
         validate_blocks(self._adapter, self.dual, self._lengths, self._targets)
         self._seen = (self._contents, self.dual.version)
-        return True
 
     def begin(self) -> None:
         """Check that visits can be made, and set the weights that they start from."""
@@ -424,7 +438,6 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._scratch.step[:] = 0.0
         self._made = 0
 
-    @undisturbed()
     def end(self, index: Tensor | None = None) -> None:
         """Accept the weights after visits of these blocks; None is any."""
         self._memory.remember_lengths(index)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit, njit_fastmath
 from torchssvm.compiler.vectors import dot, exact_dot
@@ -254,6 +255,7 @@ class ArcsAdapter(VectorAdapter):
     """
 
     emission, ragged_labels, notes, longest = "arcs", True, True, 0
+    sums_features = False
 
     def __init__(self, head: Any, projective: bool) -> None:
         super().__init__(head)
@@ -283,6 +285,10 @@ class ArcsAdapter(VectorAdapter):
         dtype = self.head.weight.dtype
         held = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
         return Lists(real.sum(1), columns[real].to(torch.int32), held)
+
+    @override
+    def columns(self, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+        return examples.kind.known, examples.kind.known_start
 
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Arcs:
         """Number the columns of each sentence."""

@@ -203,132 +203,40 @@ def _by_length(lengths, begin, longest, order, starts):
 
 
 @njit
-def mask(labels: Any, lengths: Any, states: int, masked: Any) -> bool:
-    """Write the labels with -1 beyond each length; False if a label is not a state."""
-    for b in range(labels.shape[0]):
-        for t in range(labels.shape[1]):
-            masked[b, t] = labels[b, t] if t < lengths[b] else -1
-            if t < lengths[b] and not 0 <= masked[b, t] < states:
-                return False
-    return True
+def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> None:
+    """The scores of C sequences for every chain into ``total`` ``[B, C]``.
 
-
-@njit
-def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: Any, augmented: Any) -> bool:
-    """Add each position's cost to all states except the label; False if a label is not a state.
-
-    If ``costs`` is empty, each of the T real positions costs ``uniform``, or ``uniform / T`` with ``normalize``.
+    ``labels`` are ``[B, C, N]``, -1 beyond the length, and ``pairs`` ``[B or 1, N-1 or 1, K, K]``.
     """
-    for b in range(emission.shape[0]):
-        cost = 0.0
-        if not costs.shape[0]:
-            length = 0
-            for t in range(labels.shape[1]):
-                length += labels[b, t] >= 0
-            cost = uniform / length if normalize and length else uniform
-        for t in range(emission.shape[1]):
-            if costs.shape[0]:
-                cost = costs[b, t]
-            added = emission.dtype.type(cost if labels[b, t] >= 0 else 0.0)
-            set_row(augmented[b, t], emission[b, t], None, added)
-            label = max(labels[b, t], 0)
-            if label >= emission.shape[2]:
-                return False
-            augmented[b, t, label] = emission[b, t, label]
-    return True
+    batch, count, longest = labels.shape
+    for b in range(batch):
+        steps = pairs[b if len(pairs) > 1 else 0]
+        for c in range(count):
+            score = 0.0
+            for t in range(longest):
+                state = labels[b, c, t]
+                if state < 0:
+                    break
+                score += emission[b, t, state]
+                if t > 0:
+                    score += steps[t - 1 if len(steps) > 1 else 0, labels[b, c, t - 1], state]
+            total[b, c] = score
 
 
 @njit
-def examine(
-    found: Any,
-    labels: Any,
-    costs: Any,
-    uniform: float,
-    normalize: bool,
-    emission: Any,
-    pairs: Any,
-    score: Any,
-    loss: Any,
-) -> bool:
-    """Relative score and loss of ``found``; the score is NaN if a potential of the example is not finite.
-
-    Costs are as in ``augment``. False if ``found`` or ``labels`` has a number that is not a state.
-    """
-    for b in range(found.shape[0]):
-        matrix = pairs[b if pairs.shape[0] > 1 else 0]
-        length = 0
-        while length < labels.shape[1] and labels[b, length] >= 0:
-            length += 1
-        each = uniform / length if normalize and length else uniform
-        # Summed in the order of ``labelings.chain_scores``: a labeling gets the same score, bit for bit, whether it is
-        # decoded or cached, so ties are broken in the same way.
-        own, true, cost = 0.0, 0.0, 0.0
-        for t in range(length):
-            state, label = found[b, t], labels[b, t]
-            if not 0 <= state < emission.shape[2] or label >= emission.shape[2]:
-                return False
-            own += emission[b, t, state]
-            true += emission[b, t, label]
-            if state != label:
-                cost += costs[b, t] if costs.shape[0] else each
-            if t > 0:
-                step = matrix[t - 1 if matrix.shape[0] > 1 else 0]
-                own += step[found[b, t - 1], state]
-                true += step[labels[b, t - 1], label]
-        wrong = 0
-        for row in emission[b]:
-            for value in row:
-                wrong |= not abs(value) < np.inf
-        if b == 0 or pairs.shape[0] > 1:
-            wrong_pairs = 0
-            for step in matrix:
-                for row in step:
-                    for value in row:
-                        wrong_pairs |= not abs(value) < np.inf
-        score[b], loss[b] = np.nan if wrong or wrong_pairs else own - true, cost
-    return True
-
-
-@njit
-def scatter(found: Any, labels: Any, emission: Any, pairs: Any, net: Any) -> bool:
-    """Add the states and pairs of ``found`` to the parts, and subtract those of ``labels``.
-
-    What they share is left out: ``x + 1 - 1`` rounds a small x. ``net`` is scratch, ``[K, K]``, zero before and after.
-    Returns False, and changes nothing, if ``found`` or ``labels`` has a number that is not a state.
-    """
-    for b in range(found.shape[0]):
-        for t in range(found.shape[1]):
-            if labels[b, t] >= emission.shape[2]:
-                return False
-            if labels[b, t] >= 0 and not 0 <= found[b, t] < emission.shape[2]:
-                return False
-    for b in range(found.shape[0]):
-        for t in range(found.shape[1]):
-            state, label = found[b, t], labels[b, t]
-            if label < 0:
-                break
-            if state != label:
-                emission[b, t, state] += 1.0
-                emission[b, t, label] -= 1.0
-            if t > 0:
-                net[found[b, t - 1], state] += 1.0
-                net[labels[b, t - 1], label] -= 1.0
-                if pairs.shape[1] > 1:
-                    move(net, pairs[b, t - 1], found[b, t - 1], state)
-                    move(net, pairs[b, t - 1], labels[b, t - 1], label)
-        for t in range(1, found.shape[1] if pairs.shape[1] == 1 else 0):
-            if labels[b, t] < 0:
-                break
-            move(net, pairs[b, 0], found[b, t - 1], found[b, t])
-            move(net, pairs[b, 0], labels[b, t - 1], labels[b, t])
-    return True
-
-
-@njit
-def move(net: Any, pairs: Any, k: int, m: int) -> None:
-    """Add an entry of ``net`` to ``pairs``, and make it zero."""
-    pairs[k, m] += net[k, m]
-    net[k, m] = 0.0
+def add_parts(labels: Any, mass: Any, emission: Any, pairs: Any) -> None:
+    """Add the parts of C sequences for every chain, weighted by ``mass`` ``[B, C]``; see :func:`sum_scores`."""
+    batch, count, longest = labels.shape
+    for b in range(batch):
+        for c in range(count):
+            share = emission.dtype.type(mass[b, c])
+            for t in range(longest):
+                state = labels[b, c, t]
+                if state < 0:
+                    break
+                emission[b, t, state] += share
+                if t > 0:
+                    pairs[b, t - 1 if pairs.shape[1] > 1 else 0, labels[b, c, t - 1], state] += share
 
 
 @njit
