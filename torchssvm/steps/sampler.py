@@ -17,7 +17,6 @@ from torchssvm.core.operators import on_host
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import ByRank, Each, Entry, Field, Same, Schema, damaged
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.steps.directions import Order, Permutation, Proportional, Uniform
@@ -163,7 +162,6 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             yield (self._drawn[position - self._first] + self.own.start).tolist()
             position += 1
 
-    @undisturbed()
     def _begin(self) -> None:
         dual = self._bound()
         if self._continues and self._at_continuing is not None:
@@ -331,7 +329,6 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             batches[-1] = torch.cat([batches[-1], others[fill]])
         return batches[: len(self)]
 
-    @undisturbed()
     def _extend(self, position: int) -> None:
         """Draw batches to the end of the chunk that contains ``position``, or to the end of the epoch."""
         if not self._order.needs_gaps:
