@@ -1,15 +1,16 @@
 """How large the code is: python benchmarks/size.py [CHECKOUT], for the clone that this file lies in, or another one.
 
 Lines of code hold a token that is no comment and no docstring. Lines that check are those of `raise` statements, with
-the `if`, `for`, `with` and `try` around them whose bodies hold nothing else. Files passed are those of which a function
-is called: by a batch of the torch loop in its second epoch (OCR-small, a linear chain: head, `BlockGap`, backward,
-`BCFW.step`), and by a second `solve` of the same problem before its first step. `--files` names them.
+the `if`, `for`, `with` and `try` around them whose bodies hold nothing else. Calls are counted for the third batch of
+the torch loop (OCR-small, a linear chain: head, `BlockGap`, backward, `BCFW.step`) and for the second `certify`: files
+and functions of the package, and moves, successive calls in different files. `--files` names the files.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from typing import NamedTuple
 FOLDERS = ("torchssvm", "models", "datasets", "tests", "benchmarks")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 SHORT = 60
-PASSED = """
-import contextlib, importlib.util, json, sys, warnings
+CALLS = """
+import importlib.util, json, sys, warnings
 root = sys.argv[1]
 sys.path.insert(0, root)
 import torchssvm
@@ -32,28 +33,26 @@ for name in ("datasets", "models"):  # as they are installed
         f"torchssvm.{name}", f"{place}/__init__.py", submodule_search_locations=[place])
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-from torchssvm import BCFW, BlockGap, DualState, LinearChain, in_order, solve
+from torchssvm import BCFW, BlockGap, DualState, LinearChain, certify, in_order
 from torchssvm.datasets import OCR
 warnings.simplefilter("ignore")
 words = OCR("train", "small")
 
-class Stop(Exception):
-    pass
-
-def passed(run, until=()):
-    found = set()
+def count(run):  # files, functions of the package that are called, and successive calls in different files
+    functions, moves, last = set(), 0, None
     def call(frame, event, _):
+        nonlocal moves, last
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(root + "/torchssvm/") and code.co_name != "<module>":
-            if code.co_name in until:
-                sys.setprofile(None)
-                raise Stop
-            found.add(code.co_filename)
+        ours = event == "call" and code.co_filename.startswith(root + "/torchssvm/")
+        if not ours or code.co_name.startswith("<") or code.co_flags & 0x20:  # lambdas, comprehensions, generators
+            return
+        functions.add((code.co_filename, code.co_qualname))
+        moves += last not in (None, code.co_filename)
+        last = code.co_filename
     sys.setprofile(call)
-    with contextlib.suppress(Stop):
-        run()
+    run()
     sys.setprofile(None)
-    return sorted(found)
+    return sorted({file for file, _ in functions}), len(functions), moves
 
 head = LinearChain(128, 26)
 dual = DualState.for_head(head, len(words), 0.01)
@@ -65,14 +64,11 @@ def one(batch):
     loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
     steps.step()
 
-for batch in batches:
-    one(batch)
-
-def start():
-    solve(LinearChain(128, 26), words, lam=0.01, max_passes=2, progress=False)
-
-start()
-print(json.dumps([passed(lambda: one(batches[0])), passed(start, until=("step", "find_corner", "_visit"))]))
+one(batches[0])
+one(batches[1])
+step = count(lambda: one(batches[2]))
+certify(head, dual, batches)
+print(json.dumps([step, count(lambda: certify(head, dual, batches))]))
 """
 
 
@@ -135,12 +131,11 @@ def table(root: Path) -> Iterator[str]:
     (names,) = (node.value for node in face.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node))
     yield f"names at the top level: {len(ast.literal_eval(names))}"
     here = {**os.environ, "OMP_NUM_THREADS": "1"}
-    out = subprocess.check_output([sys.executable, "-c", PASSED, str(root)], env=here, text=True, cwd=root)
-    batch, start = ast.literal_eval(out.splitlines()[-1])
-    yield f"files passed by a batch of the torch loop: {len(batch)}; by solve before its first step: {len(start)}"
-    if "--files" in sys.argv:
-        for title, files in (("batch", batch), ("solve", start)):
-            yield f"\n{title}: " + " ".join(str(Path(file).relative_to(root / "torchssvm")) for file in files)
+    out = subprocess.check_output([sys.executable, "-c", CALLS, str(root)], env=here, text=True, cwd=root)
+    for title, (files, functions, moves) in zip(("a step", "certify"), json.loads(out.splitlines()[-1]), strict=True):
+        yield f"{title}: {len(files)} files, {functions} functions, {moves} moves"
+        if "--files" in sys.argv:
+            yield " ".join(str(Path(file).relative_to(root / "torchssvm")) for file in files)
 
 
 if __name__ == "__main__":

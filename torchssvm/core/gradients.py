@@ -24,7 +24,6 @@ from torch.func import functional_call, vjp
 from torch.nn.modules.conv import _ConvNd
 
 from torchssvm.core.batch import device_of, tree_replace, tree_tensors
-from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, on_host, transformed
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale
@@ -137,9 +136,9 @@ class HeadCall:
 def remember_call(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """Leave at the potentials which call of ``head`` made them, for as long as they live.
 
-    Nothing is left where the head knows its own adjoint, or within a transform of ``torch.func``.
+    Nothing is left within a transform of ``torch.func``. A head that knows its own adjoint needs no call.
     """
-    if (isinstance(output, Potentials) and output.adjoint is not None) or transformed():
+    if transformed():
         return
     outputs = [tensor for tensor in as_potentials(output).tensors.values() if tensor.grad_fn is not None]
     call = HeadCall(head, args, kwargs, outputs)
@@ -216,13 +215,12 @@ def state_kept(head: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        with undisturbed():
-            for there, before in held:
-                if isinstance(there, list):
-                    there[:] = before
-                else:
-                    there.clear()
-                    there.update(before)
+        for there, before in held:
+            if isinstance(there, list):
+                there[:] = before
+            else:
+                there.clear()
+                there.update(before)
 
 
 def _versions(inputs: Any) -> list[int]:
@@ -330,7 +328,8 @@ class _CheckOnce:
     def __call__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
-        remember_call(head, args, kwargs, output)
+        if not isinstance(output, Potentials) or output.adjoint is None:
+            remember_call(head, args, kwargs, output)
         if self.done and self.lowered:
             return
         lowered = is_lowered(as_potentials(output).device)

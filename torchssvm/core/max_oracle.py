@@ -43,17 +43,17 @@ def find_corner(
 
 def _find_corner(structure: Structure, potentials: Potentials, target: Labeling, read: Read) -> OracleResult:
     with full_precision(potentials.device):
-        found = as_decoding(structure.augmented_argmax(potentials, target))
-        corner = structure.examine(found.labeling, target, potentials)
+        decoding = as_decoding(structure.augmented_argmax(potentials, target))
+        corner = structure.examine(decoding.labeling, target, potentials)
         corner.loss = loss = per_example(corner.loss, potentials, "loss(labeling, target)")
-        if found.exact and found.bound is None:
+        if decoding.exact and decoding.bound is None:
             bound = None
-        elif found.bound is None:
+        elif decoding.bound is None:
             raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
         else:
             target_parts = conform(structure.parts(target), potentials, "parts(target)")
             score = inner(target_parts, potentials.tensors)
-            bound = found.bound.to(torch.float64) - score
+            bound = decoding.bound.to(torch.float64) - score
     score, losses, *most = read(corner.score, loss, *([] if bound is None else [bound]))
     hinge = corner.hinge if score is corner.score else score + losses
     low, high = torch.stack(torch.cat([hinge, losses]).aminmax()).tolist()
@@ -87,8 +87,8 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling,
             reject_rows(wrong, "the oracle's bound is below the score of its own output in {rows}")
         corner.upper = torch.maximum(bound, corner.hinge)
         corner.read = hinge, torch.maximum(most[0], hinge)
-    corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
-    corner.make = partial(structure.difference, found.labeling, target, potentials)
+    corner.exact, corner.relaxed = decoding.exact and not decoding.relaxed, decoding.relaxed
+    corner.make = partial(structure.difference, decoding.labeling, target, potentials)
     return corner
 
 
@@ -104,20 +104,20 @@ def unreachable(structure: Structure, potentials: Potentials, target: Labeling) 
         potentials: Those of -inf stay so.
         target: From ``check_target``.
     """
-    own = conform(structure.parts(target), potentials, "parts(target)")
+    target_parts = conform(structure.parts(target), potentials, "parts(target)")
     try:
         scores = {name: -delta for name, delta in loss_by_name(structure, target, potentials)[0].items()}
     except NotImplementedError:
-        scores = own
+        scores = target_parts
     raised = {n: scores[n].to(t.dtype) if n in scores else torch.zeros_like(t) for n, t in potentials.tensors.items()}
     forbidding = {n: raised[n].masked_fill(t == -torch.inf, -torch.inf) for n, t in potentials.tensors.items()}
-    found = as_decoding(structure.argmax(potentials.replace(forbidding)))
-    if found.bound is None and not found.exact:
+    decoding = as_decoding(structure.argmax(potentials.replace(forbidding)))
+    if decoding.bound is None and not decoding.exact:
         return None
-    best = found.bound
+    best = decoding.bound
     if best is None:
-        best = inner(conform(structure.parts(found.labeling), potentials, "parts(labeling)"), raised)
-    score = inner(own, raised)
+        best = inner(conform(structure.parts(decoding.labeling), potentials, "parts(labeling)"), raised)
+    score = inner(target_parts, raised)
     return score > best.to(torch.float64) + _rounding(structure, potentials.replace(raised), score)
 
 
@@ -135,11 +135,11 @@ def has_target_check(structure: Structure) -> bool:
 
 def _finite_within(structure: Structure, potentials: Potentials) -> bool:
     """Whether all numbers that are not padding are finite."""
-    there = structure.places(potentials)
+    places = structure.places(potentials)
     for name, tensor in potentials.tensors.items():
         wrong = ~torch.isfinite(tensor)
-        if name in there:
-            wrong = wrong & there[name]
+        if name in places:
+            wrong = wrong & places[name]
         elif (padding := padding_of(potentials, name)) is not None:
             wrong = wrong & ~padding
         if bool(wrong.any()):

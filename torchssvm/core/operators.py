@@ -71,7 +71,7 @@ def plain_operators() -> Iterator[None]:
         _here.asked = before
 
 
-_SOURCE = "_torchssvm_source"
+_sources = WeakIdKeyDictionary()  # of device tensors: the CPU tensor with their numbers, and the versions of both
 
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -86,7 +86,7 @@ def known(tensor: Tensor, source: Tensor) -> Tensor:
     Torch's version counters miss writes through ``.data`` or numpy; inference tensors have none and remember nothing.
     """
     if not (tensor.is_cpu or plain() or tensor.is_inference() or source.is_inference()):
-        setattr(tensor, _SOURCE, (source, source._version, tensor._version))
+        _sources[tensor] = source, source._version, tensor._version
     return tensor
 
 
@@ -184,7 +184,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 def source(tensor: Tensor) -> Tensor | None:
     """The CPU tensor that ``tensor`` remembers; None where it remembers none, or one of them was written to."""
-    held, *versions = getattr(tensor, _SOURCE, (None,))
+    held, *versions = _sources.get(tensor, (None,))
     return None if held is None or [held._version, tensor._version] != versions else held
 
 

@@ -114,26 +114,35 @@ class Decoding(NamedTuple):
     relaxed: bool = False
 
 
+def scored(structure: Structure, oracle: Callable[..., Any], potentials: Any, *args: Any, **kwargs: Any) -> Any:
+    """What an oracle of the structure returns for the output of a head, whose scores are checked once.
+
+    Raises:
+        ValueError: A score is NaN or +inf, or a tensor that the structure needs is missing.
+    """
+    potentials = as_potentials(potentials)
+    if potentials.examined or plain() or transformed():
+        return oracle(potentials, *args, **kwargs)
+    with naming(potentials.index):
+        check_scores_finite(potentials, structure.places, structure.signed)
+        potentials.examined = True
+        try:
+            return oracle(potentials, *args, **kwargs)
+        except KeyError as error:
+            if not is_ours(type(structure)) or not error.args or error.args[0] in potentials.tensors:
+                raise  # others have dictionaries of their own
+            message = f"{structure}: {error} is none of the potentials {sorted(potentials.tensors)}"
+            raise ValueError(message + ": give what a head returned") from error
+        finally:
+            potentials.examined = False
+
+
 def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
-    """An oracle of a structure that also takes what a head of one's own returns, and looks at the scores, once."""
+    """An oracle that takes any output of a head, and checks the scores; see :func:`scored`."""
 
     @functools.wraps(oracle)
     def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
-        potentials = as_potentials(potentials)
-        if potentials.examined or plain() or transformed():
-            return oracle(self, potentials, *args, **kwargs)
-        with naming(potentials.index):
-            check_scores_finite(potentials, self.places, self.signed)
-            potentials.examined = True
-            try:
-                return oracle(self, potentials, *args, **kwargs)
-            except KeyError as error:
-                if not is_ours(type(self)) or not error.args or error.args[0] in potentials.tensors:
-                    raise  # others have dictionaries of their own
-                found = f"{self}: {error} is none of the potentials {sorted(potentials.tensors)}"
-                raise ValueError(f"{found}: give what a head returned") from error
-            finally:
-                potentials.examined = False
+        return scored(self, functools.partial(oracle, self), potentials, *args, **kwargs)
 
     return call
 
@@ -179,10 +188,10 @@ class Structure(ABC):
     A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the rest has defaults. Score and loss
     are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
 
-    Called by hand, ``argmax``, ``augmented_argmax``, ``marginals`` and ``decode`` take whatever a head returns:
-    :class:`Potentials`, a tensor, or tensors by name. A subclass's oracles always get :class:`Potentials`, and its own
-    ``decode`` what it is called with. Scores that are NaN or +inf are refused with ValueError before an oracle sees
-    them; -inf stands for what is forbidden. Methods other than ``check_target`` get targets as that returned them.
+    ``decode`` takes whatever a head returns: :class:`Potentials`, a tensor, or tensors by name. It refuses scores that
+    are NaN or +inf, as training and certificates do; -inf stands for what is forbidden. A subclass's own methods are
+    called as they are: oracles with :class:`Potentials`, and methods other than ``check_target`` with targets as that
+    returned them.
 
     Example:
         >>> from torchssvm.core.structure import Decoding
@@ -195,7 +204,7 @@ class Structure(ABC):
         ...         return (labeling != target).double()
         ...     def loss_potentials(self, target):
         ...         return 1.0 - 2.0 * target, target.double()
-        >>> Sign().argmax(torch.tensor([0.5, -1.0])).labeling
+        >>> Sign().decode(torch.tensor([0.5, -1.0]))
         tensor([1, 0])
     """
 
@@ -222,6 +231,8 @@ class Structure(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if not is_ours(cls):  # a user's methods stay as they are: decode, training and certificates check
+            return
         for name in ("argmax", "augmented_argmax", "marginals", "max_marginals"):
             if name in vars(cls):
                 setattr(cls, name, gated(vars(cls)[name]))
@@ -380,7 +391,7 @@ class Structure(ABC):
         Raises:
             ValueError: A score is NaN or +inf.
         """
-        return as_decoding(self.argmax(as_potentials(potentials))).labeling
+        return as_decoding(scored(self, self.argmax, potentials)).labeling
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of ``SoftmaxMargin``.

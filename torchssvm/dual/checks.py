@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import OLD_NUMBERS, check_int64
-from torchssvm.core.operators import known, on_host, upload
+from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import UNKNOWN
 from torchssvm.dual.state import DualState
@@ -27,15 +27,13 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials, dtype: t
     """The blocks of the examples, on the device of the weights, counted from the first that this process holds.
 
     ``dtype`` is the required dtype of the potentials; None is the weights'.
-
-    It is ``index`` itself where that is on a device and counts so: a step that comes later needs a copy.
     """
     size, weights = potentials.batch_size, dual.parameters[0]
     check_int64(index, "index", (size,), ", one number for each example")
     if not size:
         raise ValueError("the batch is empty: index holds no example")
-    held = on_host(index)
-    numbers = held.tolist()
+    examples = on_host(index)
+    numbers = examples.tolist()
     _check_range(min(numbers), max(numbers), dual.num_examples, dual.own)
     if potentials.dtype is not (dtype := dtype or dual.dtype):
         if not potentials.dtype.is_floating_point:
@@ -47,10 +45,8 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials, dtype: t
             f"the potentials are {potentials.dtype} and the head's weights {dtype}: run it with autocast off"
         )
     dual.to(weights.device)
-    places, start = held - dual.own.start, dual.own.start  # in memory of their own
-    if weights.is_cpu or index.device != weights.device:
-        return upload(places, weights.device)
-    return known(index - start if start or index.is_inference() else index, places)
+    places = examples - dual.own.start  # in memory of its own
+    return places if weights.is_cpu else upload(places, weights.device)
 
 
 def check_repeated(dual: DualState, targets: Tensor, index: Tensor) -> None:
@@ -93,10 +89,10 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     """
     if index is None:
         check_structure(dual)
-    held = dual.targets if index is None else dual.targets[on_host(index)]
-    if torch.equal(held, targets):
+    known = dual.targets if index is None else dual.targets[on_host(index)]
+    if torch.equal(known, targets):
         return False
-    wrong = (held != targets) & (held != UNKNOWN)
+    wrong = (known != targets) & (known != UNKNOWN)
     if not bool(wrong.any()):
         return True
     rows = wrong.nonzero().flatten()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_number, check_limit
 from torchssvm.core.gradients import check_at_first_call
-from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.problem import UNKNOWN, Box, check_lam, check_problem, check_range, find_structure
 from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
@@ -62,7 +61,6 @@ class Mailbox:
         """Stop calling ``observer.after_step()``."""
         self._observers.discard(observer)
 
-    @undisturbed()
     def notify(self) -> None:
         """Tell the observers that a step was taken or discarded."""
         for observer in list(self._observers):
@@ -159,10 +157,10 @@ class DualState(ByRank):
         self.ranks = Ranks.here()
 
         def check() -> tuple[list[nn.Parameter], int | None]:
-            found = check_problem(num_examples, lam, structure, parameters), check_limit(memory_limit)
+            checked = check_problem(num_examples, lam, structure, parameters), check_limit(memory_limit)
             if storage is not None and not isinstance(storage, Storage):
                 raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
-            return found
+            return checked
 
         self.parameters, memory_limit = self.ranks.run_on_all(check)
         self.dtype = self.parameters[0].dtype
@@ -295,7 +293,6 @@ class DualState(ByRank):
         v, w = flat(unclipped), flat(self.box.clip(unclipped))
         return loss - self.lam * float(w @ (v - w / 2))
 
-    @undisturbed()
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
         """Change ``lam`` to ``factor * lam`` and keep the weights ([G16] Proposition 1).
@@ -327,7 +324,6 @@ class DualState(ByRank):
         self.sum_over_ranks()
         self._set_lam(self.lam * factor)
 
-    @undisturbed()
     @torch.no_grad()
     def change_lam(self, lam: float) -> None:
         """Change ``lam`` and keep the dual variables: the weights are multiplied by the old ``lam`` over the new one.
@@ -339,8 +335,8 @@ class DualState(ByRank):
         """
         lam = check_lam(lam)
         check_range(lam, self.num_examples, self.parameters[0].dtype)
-        held = self.unclipped if self.recomputed is None else self.recomputed
-        self.set_weights([tensor * (self.lam / lam) for tensor in held])
+        weights = self.unclipped if self.recomputed is None else self.recomputed
+        self.set_weights([tensor * (self.lam / lam) for tensor in weights])
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
         self.oracle_gaps = self.gap_estimates.clone()
         self.certified_gap = math.inf
@@ -357,16 +353,14 @@ class DualState(ByRank):
         """Move all tensors to the device."""
         if self.loss.device == device:
             return
-        with undisturbed():
-            self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
-            self.oracle_gaps = self.oracle_gaps.to(device)
-            self.storage.to(device)
-            self.box.to(device)
-            self.unclipped = self.box.separate([v.to(device) for v in self.unclipped], self.parameters)
-            if self.recomputed is not None:
-                self.recomputed = [tensor.to(device) for tensor in self.recomputed]
+        self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
+        self.oracle_gaps = self.oracle_gaps.to(device)
+        self.storage.to(device)
+        self.box.to(device)
+        self.unclipped = self.box.separate([v.to(device) for v in self.unclipped], self.parameters)
+        if self.recomputed is not None:
+            self.recomputed = [tensor.to(device) for tensor in self.recomputed]
 
-    @undisturbed()
     @torch.no_grad()
     def begin(self, box: Box) -> bool:
         """Set the bounds; a new dual starts at v = 0 with the weights ``clip(0)``.
@@ -400,9 +394,8 @@ class DualState(ByRank):
     def discard(self) -> None:
         """Discard proposed steps; ``zero_grad`` calls this. Their batches count as visits."""
         if self.mailbox.waiting:
-            with undisturbed():
-                self.visits += len(self.mailbox.take())
-                self.mailbox.notify()
+            self.visits += len(self.mailbox.take())
+            self.mailbox.notify()
 
     def check_dtype(self) -> None:
         """Raise TypeError if the weights have another dtype than at the start, as after ``head.half()``."""
@@ -414,17 +407,18 @@ class DualState(ByRank):
                     "head to torch.float32 or torch.float64 first and make a new DualState and BCFW"
                 )
 
-    @undisturbed()
     @torch.no_grad()
     def set_weights(self, unclipped: Iterable[Tensor]) -> None:
         """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``."""
-        for held, value in zip(self.unclipped, unclipped, strict=True):
-            held.copy_(value)
-        if self.box.has_bounds:
-            for parameter, weights in zip(self.parameters, self.box.clip(self.unclipped), strict=True):
-                if parameter is not weights:
-                    parameter.copy_(weights)
+        for v, value in zip(self.unclipped, unclipped, strict=True):
+            v.copy_(value)
         self.recomputed = None
+        self._clip()
+
+    def _clip(self) -> None:
+        for parameter, weights in zip(self.parameters, self.box.clip(self.unclipped), strict=True):
+            if parameter is not weights:
+                parameter.copy_(weights)
         self.remember_weights()
 
     @torch.no_grad()
@@ -439,36 +433,18 @@ class DualState(ByRank):
         """
         if self.recomputed is not None:
             self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.recomputed, directions, strict=True))
-        elif not any(d.is_sparse for d in directions):
-            if self.box.has_bounds:
-                self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.unclipped, directions, strict=True))
-            else:
-                torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
-                self.remember_weights(None if known is None or self.parameters[0].is_cpu else _moved(*known, rate))
+        elif not self.box.has_bounds and not any(d.is_sparse for d in directions):
+            torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
+            self.remember_weights(None if known is None or self.parameters[0].is_cpu else _moved(*known, rate))
         elif self.box.has_bounds:
-            self.remember_weights(self._held_square + self._move_each(directions, rate))
+            for value, direction in zip(self.unclipped, directions, strict=True):
+                add_to(value, direction, rate)
+            self._clip()
         else:
             inner, squared = products(self.parameters, directions) if known is None else known[1:]
-            for held, direction in zip(self.unclipped, directions, strict=True):
-                add_to(held, direction, rate)
+            for weights, direction in zip(self.unclipped, directions, strict=True):
+                add_to(weights, direction, rate)
             self.remember_weights(self._held_square + rate * (2.0 * inner + rate * squared))
-
-    def _move_each(self, directions: Sequence[Tensor], rate: float) -> float:
-        """Move v by directions of which some are sparse, under bounds; returns the change of ``|w|^2``."""
-        change = 0.0
-        clipped = self.box.bounded
-        for place, (held, direction) in enumerate(zip(self.unclipped, directions, strict=True)):
-            weights = self.parameters[place]
-            if not clipped[place]:
-                inner, squared = products([weights], [direction])
-                change += rate * (2.0 * inner + rate * squared)
-                add_to(held, direction, rate)
-                continue
-            change -= squared_norm([weights])
-            add_to(held, direction, rate)
-            weights.copy_(self.box.clip(self.unclipped)[place])
-            change += squared_norm([weights])
-        return change
 
     def norm_changed(self, norm: float) -> bool:
         """Whether ``norm`` differs from that of the weights after the last step by more than rounding."""
@@ -591,5 +567,5 @@ class DualState(ByRank):
 
 def _moved(squared: float, inner: float, along: float, rate: float) -> float | None:
     """``|w + rate d|^2`` from ``|w|^2``, ``<w, d>`` and ``|d|^2``; None where w and rate d cancel, up to rounding."""
-    found = squared + rate * (2.0 * inner + rate * along)
-    return found if found > 1e-3 * (squared + rate**2 * along) else None
+    moved = squared + rate * (2.0 * inner + rate * along)
+    return moved if moved > 1e-3 * (squared + rate**2 * along) else None

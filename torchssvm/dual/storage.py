@@ -63,7 +63,7 @@ class Stored(ABC):
         """The labelings of the atoms ``columns``, ``[B]``, each at least 1."""
         raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
 
-    def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
+    def curvature(self, corner: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
         """Inner products of atoms and corner, ``[B, A + 1, A + 1]`` float64, without the factor 1/(lam n^2).
 
         The corner becomes the last column; ``respond`` maps parts to ``Phi_i Phi_i^T parts_i``.
@@ -71,7 +71,7 @@ class Stored(ABC):
         raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
 
     @abstractmethod
-    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, list[Tensor] | None]:
+    def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, list[Tensor] | None]:
         """The direction in parts space for a change of the masses. Called once, after :meth:`inner` and :meth:`atoms`.
 
         Args:
@@ -276,19 +276,19 @@ class MeanParts(Storage):
         for name, rows in counts.items():
             buffer, shape = self.buffers[name], potentials.tensors[name].shape
             longest, trailing = (shape[1], shape[2:]) if name in potentials.ragged else (1, shape[1:])
-            held = buffer.values.shape[1:]
-            if held != trailing and (potentials.lengths is None or len(held) != len(trailing)):
+            trailing_before = buffer.values.shape[1:]
+            if trailing_before != trailing and (potentials.lengths is None or len(trailing_before) != len(trailing)):
                 example = int(on_host(index)[0]) + self.own.start
                 raise ValueError(
-                    f"the blocks of {name} hold {list(held)} numbers a row, and example {example} came with "
+                    f"the blocks of {name} hold {list(trailing_before)} numbers a row, and example {example} came with "
                     f"{list(trailing)}: examples of different sizes need lengths, in every batch"
                 )
-            found, wrong = buffer.read(index, rows, longest, trailing)
+            values, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
                 example, more = int(on_host(index)[wrong]), potentials.ragged[name]  # rows than the length
                 now, before = int(rows[wrong]) - more, int(buffer.rows[example]) - more
                 raise other_length(example + self.own.start, now, before)
-            psi[name] = found.view(shape).to(potentials.dtype)
+            psi[name] = values.view(shape).to(potentials.dtype)
         return StoredParts(self, index, potentials, psi, target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
@@ -310,8 +310,8 @@ class MeanParts(Storage):
     ) -> list[Tensor]:
         """One backward pass of the head."""
         assert isinstance(stored, StoredParts)
-        found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
-        return doubled(found, 1.0 / (self.lam * self.num_examples))
+        gradients = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
+        return doubled(gradients, 1.0 / (self.lam * self.num_examples))
 
     def add(self, index: Tensor, potentials: Potentials, parts: Parts, factors: Tensor | None = None) -> None:
         """``psi_i += factors_i parts_i`` for distinct examples, ``factors=None`` is 1; the first call allocates."""
@@ -398,14 +398,14 @@ class StoredParts(Stored):
         """From ``psi``."""
         return self._storage.structure.mean_loss(self.psi, self._target, potentials)
 
-    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, None]:
+    def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, None]:
         """Corner and block, weighted by ``change``; if that is None, this may write into ``psi``."""
         structure, psi = self._storage.structure, self.psi
-        if found.made is None and change is None:
-            return structure.add_difference(psi, found.labeling, self._target, self.potentials), None
-        parts = found.made
+        if corner.made is None and change is None:
+            return structure.add_difference(psi, corner.labeling, self._target, self.potentials), None
+        parts = corner.made
         if parts is None:
-            parts = structure.difference(found.labeling, self._target, self.potentials)
+            parts = structure.difference(corner.labeling, self._target, self.potentials)
         check_padding(parts, self.potentials)
         if change is not None:
             parts, psi = scale(parts, change[:, 1]), scale(psi, -change[:, 0])

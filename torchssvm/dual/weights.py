@@ -184,11 +184,11 @@ class _StoredWeights(Stored):
             total += (block * parameter.detach()).flatten(1).sum(1, dtype=torch.float64)
         return self._storage.lam * total
 
-    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, list[Tensor]]:
-        storage, parts = self._storage, found.made
+    def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, list[Tensor]]:
+        storage, parts = self._storage, corner.made
         if parts is None:
-            parts = storage.structure.difference(found.labeling, self._target, self._potentials)
-        factor = torch.full_like(found.score, storage.num_examples * storage.lam)
+            parts = storage.structure.difference(corner.labeling, self._target, self._potentials)
+        factor = torch.full_like(corner.score, storage.num_examples * storage.lam)
         if change is not None:
             parts, factor = scale(parts, change[:, 1]), factor * -change[:, 0]
         return parts, [block * factor.to(block.dtype).view(-1, *[1] * (block.ndim - 1)) for block in self.blocks]

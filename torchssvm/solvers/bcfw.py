@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.interrupts import undisturbed
-from torchssvm.core.operators import full_precision, known, lowered_advice, on_host, read_together, source
+from torchssvm.core.operators import full_precision, lowered_advice, on_host, read_together
 from torchssvm.core.packages import warn
 from torchssvm.core.problem import Box
 from torchssvm.core.row_sparse import dense, flat, inner_product, products, squared_norm
@@ -103,7 +104,11 @@ class BCFW(StatefulOptimizer):
             )
         self._bounds = [(group.get("lower"), group.get("upper")) for group in self.param_groups]
         self._rate = 0.0
-        of = {id(p): own for group, own in zip(self.param_groups, self._bounds, strict=True) for p in group["params"]}
+        of = {
+            id(p): bounds
+            for group, bounds in zip(self.param_groups, self._bounds, strict=True)
+            for p in group["params"]
+        }
         overwritten = dual.begin(Box(dual.parameters, [of[id(p)] for p in dual.parameters]))
         self.dual = dual
         self._exchange = Exchange(dual.ranks, dual.parameters) if dual.ranks else None
@@ -144,24 +149,24 @@ class BCFW(StatefulOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        steps = self.dual.mailbox.take()
-        with refusing_on_all(self.dual.ranks, self.dual.parameters):
-            if not steps:
-                raise RuntimeError(
-                    "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step"
-                )
-            if len(set(map(type, steps))) > 1:
-                raise RuntimeError("two kinds of proposals: call zero_grad() between a compiled loop and BlockGap")
-            self._check_unchanged()
-        with full_precision(self.dual.parameters[0].device):
+        # A step is done or not when an interrupt is let in; an exchange with other processes may wait for long.
+        with full_precision(self.dual.parameters[0].device), nullcontext() if self._exchange else undisturbed():
+            steps = self.dual.mailbox.take()
+            with refusing_on_all(self.dual.ranks, self.dual.parameters):
+                if not steps:
+                    raise RuntimeError(
+                        "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step"
+                    )
+                if len(set(map(type, steps))) > 1:
+                    raise RuntimeError("two kinds of proposals: call zero_grad() between a compiled loop and BlockGap")
+                self._check_unchanged()
             batches: list[Proposal] = [step for step in steps if isinstance(step, Proposal)]
             if not batches:
                 steps[0].take(self, steps)
-            elif self._exchange is not None:
-                self._step_together(self._exchange, batches)
+            elif self._exchange is None:
+                self._step(batches)
             else:
-                with undisturbed():
-                    self._step(batches)
+                self._step_together(self._exchange, batches)
         return result
 
     def _step(self, batches: list[Proposal]) -> None:
@@ -222,7 +227,7 @@ class BCFW(StatefulOptimizer):
             ValueError: The storage cannot move the batches together.
         """
         dual = self.dual
-        if len(rules := {repr(batch.block_steps) for batch in batches}) > 1:
+        if len(batches) > 1 and len(rules := {repr(batch.block_steps) for batch in batches}) > 1:
             raise RuntimeError(
                 f"accumulated batches have different block_steps {sorted(rules)}: give the losses the same"
             )
@@ -298,8 +303,8 @@ class BCFW(StatefulOptimizer):
                     )
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("dual", "line_search", "_exchange", "_bounds", "_rate")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+        names = ("dual", "line_search", "_exchange", "_bounds", "_rate")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in names}}
 
     def _nested(self) -> dict[str, Stateful]:
         return {"dual": self.dual}
@@ -348,7 +353,7 @@ def check_gradient(
             raise RuntimeError(f"the loss was multiplied by {batch.scale}: only positive factors make sense")
     if dual.recomputed is None and dual.norm_changed(size):
         raise RuntimeError(
-            f"the head's weights have changed since BCFW set them (norm {size:.6g}, was {dual.held_norm:.6g}): did "
+            f"the head's weights have changed since BCFW set them (norm {size:.6g}, was {dual.held_norm:.6g}). Did "
             "another optimizer step them? Load BCFW's state with them"
         )
     if not math.isfinite(square):
@@ -372,10 +377,9 @@ def _read(
     first = batches[0]
     if len(batches) == 1 and not any(t.is_sparse for t in (*gradients, *first.reference)):
         every = flat([*dual.parameters, *gradients, *first.reference]).view(3, -1)
-        along = torch.stack([first.values @ first.gammas, first.factor.to(torch.float64)])
-        numbers = torch.cat([(every @ every.t()).flatten(), along, first.block_gaps]).cpu()
-        known(first.block_gaps, numbers[11:])  # for the draws of the next batches
-        squared_size, inner, _, _, square, shared, _, _, told, value, first.scale = numbers[:11].tolist()
+        along = (first.values @ first.gammas).view(1), first.factor.to(torch.float64).view(1)
+        numbers = torch.cat([(every @ every.t()).flatten(), *along]).tolist()
+        squared_size, inner, _, _, square, shared, _, _, told, value, first.scale = numbers
         distance = math.sqrt(max(square - 2 * first.scale * shared + first.scale**2 * told, 0.0))
         return math.sqrt(squared_size), inner, square, distance, first.scale * math.sqrt(told), first.scale * value
     table = torch.stack([torch.stack([b.values @ b.gammas, b.factor.to(torch.float64)]) for b in batches]).tolist()
@@ -421,11 +425,7 @@ def _move_blocks(dual: DualState, batch: Proposal, move: Tensor, rows: Tensor) -
     if targets is not None:
         dual.targets[place] = targets
     dual.relaxed |= corner.relaxed
-    there = source(dual.gap_estimates), source(batch.block_gaps)
     dual.gap_estimates.index_copy_(0, index, gaps)
-    if there[0] is not None and there[1] is not None:
-        there[0][place] = (there[1] if len(there[1]) == len(place) else there[1][on_host(rows)]).clamp(min=0.0)
-        known(dual.gap_estimates, there[0])
     seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
     dual.oracle_gaps.index_copy_(0, index, seen)
 

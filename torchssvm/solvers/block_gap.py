@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import first_occurrences, full_precision, known, on_host, pick, upload
+from torchssvm.core.operators import first_occurrences, full_precision, on_host, pick, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import dense, select_examples
@@ -194,8 +194,7 @@ class BlockGap(nn.Module):
     def _blocks(self, potentials: Potentials, target: Any, index: Tensor, training: bool) -> tuple[Proposal, Any]:
         """The blocks of the batch, and the target as the structure has checked it."""
         dual = self.dual
-        potentials.index, blocks = index, check_batch(dual, index, potentials)
-        index = known(blocks.clone(), on_host(blocks)) if blocks is index else blocks
+        potentials.index, index = index, check_batch(dual, index, potentials)
         rows = first_occurrences(index)
         given, target = target, dual.structure.check_target(target, potentials)
         if training and isinstance(dual.structure, HiddenStates):
@@ -303,16 +302,16 @@ class BlockGap(nn.Module):
 
 
 def _atoms(
-    stored: Stored, kept: tuple[Tensor, ...], found: OracleResult, dual: DualState, respond: Callable[[Parts], Parts]
+    stored: Stored, kept: tuple[Tensor, ...], corners: OracleResult, dual: DualState, respond: Callable[[Parts], Parts]
 ) -> Atoms:
     """The atoms of the blocks, and a last column for the corner, valid where it is not yet an atom."""
-    assert found.column is not None
+    assert corners.column is not None
     mass, scores, losses, valid = kept
-    new = found.column == 0
+    new = corners.column == 0
     mass = torch.cat([mass, torch.zeros_like(mass[:, :1])], 1)
-    scores = torch.cat([scores, torch.where(new, found.score, 0.0).unsqueeze(1)], 1)
-    losses = torch.cat([losses, torch.where(new, found.loss, 0.0).unsqueeze(1)], 1)
-    corner = torch.where(new, valid.shape[1], found.column)
+    scores = torch.cat([scores, torch.where(new, corners.score, 0.0).unsqueeze(1)], 1)
+    losses = torch.cat([losses, torch.where(new, corners.loss, 0.0).unsqueeze(1)], 1)
+    corner = torch.where(new, valid.shape[1], corners.column)
     weight = 1.0 / (dual.lam * dual.num_examples**2)
     return Atoms(
         mass,
@@ -321,7 +320,7 @@ def _atoms(
         torch.cat([valid, new.unsqueeze(1)], 1),
         corner,
         dual.num_examples,
-        lambda: weight * stored.curvature(found, respond),
+        lambda: weight * stored.curvature(corners, respond),
     )
 
 

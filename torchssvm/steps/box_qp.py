@@ -137,10 +137,10 @@ def solve_batch(
         everyone = torch.arange(len(values), device=values.device)
         return combine_steps(gradients, solve_box_qp(gram(gradients, everyone) * weight, values, sweeps), factor)
     rows = torch.cat([g.flatten(1) for g in gradients], 1)
-    found = combine_steps([rows], solve_box_qp((rows @ rows.t()).to(torch.float64) * weight, values, sweeps), factor)
+    steps = combine_steps([rows], solve_box_qp((rows @ rows.t()).to(torch.float64) * weight, values, sweeps), factor)
     sizes = [g.shape[1:].numel() for g in gradients]
-    parts = [part.view(g.shape[1:]) for part, g in zip(found.combined[0].split(sizes), gradients, strict=True)]
-    return found._replace(combined=parts)
+    parts = [part.view(g.shape[1:]) for part, g in zip(steps.combined[0].split(sizes), gradients, strict=True)]
+    return steps._replace(combined=parts)
 
 
 def _ascend(

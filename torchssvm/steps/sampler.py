@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchssvm.core.arguments import check_length_form, check_object, check_seed, check_whole
-from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import on_host
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
@@ -163,7 +162,6 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             yield (self._drawn[position - self._first] + self.own.start).tolist()
             position += 1
 
-    @undisturbed()
     def _begin(self) -> None:
         dual = self._bound()
         if self._continues and self._at_continuing is not None:
@@ -325,7 +323,6 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             batches[-1] = torch.cat([batches[-1], others[fill]])
         return batches[: len(self)]
 
-    @undisturbed()
     def _extend(self, position: int) -> None:
         """Draw batches to the end of the chunk that contains ``position``, or to the end of the epoch."""
         if not self._order.needs_gaps:

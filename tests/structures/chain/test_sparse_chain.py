@@ -29,7 +29,7 @@ from torchssvm import (
 )
 from torchssvm.core import row_sparse
 from torchssvm.dual import state as dual_state
-from torchssvm.solvers import primal, proposal
+from torchssvm.solvers import bcfw, primal
 from torchssvm.steps import BoxQP, CommonStep, box_qp
 from torchssvm.steps.box_qp import solve_batch
 
@@ -205,7 +205,7 @@ def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps)
 
         return call
 
-    for module in (dual_state, proposal, row_sparse):
+    for module in (dual_state, bcfw, row_sparse):
         for name in ("squared_norm", "flat"):
             monkeypatch.setattr(module, name, refuse_weights(getattr(row_sparse, name)), raising=False)
     before = head.emission.detach().clone()
