@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 from cases import wrong_sizes
-from cases.vector_twins import run_in_python
+from cases.kernels_in_python import run_in_python
 
 
 @pytest.mark.slow

@@ -21,10 +21,8 @@ import torch
 from torch import Tensor
 
 import torchssvm
-from cases import vector_twins
 from cases.compiled_kinds import ARCS, OTHERS
 from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Potentials, Sequential, SparseFeatures
-from torchssvm.compiler.jit import Vectorised
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.sparse_features import padded_lists
 from torchssvm.core.structure import as_decoding
@@ -487,6 +485,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    Vectorised.__call__ = vector_twins.call_twin
     torch.set_num_threads(1)
     sys.exit(min(main(sys.argv[1:]), 1))
