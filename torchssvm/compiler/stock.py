@@ -31,5 +31,6 @@ def compiled(kernel: Any, **options: Any) -> Any:
     """A kernel as a function of stock Numba."""
     import numba
 
-    options |= {name: value for name, value in kernel.targetoptions.items() if name != "_nrt"}
-    return numba.njit(no_cfunc_wrapper=True, **options)(kernel.py_func)
+    chosen: Any = {"no_cfunc_wrapper": True, **options, **kernel.targetoptions}
+    del chosen["_nrt"]
+    return numba.njit(**chosen)(kernel.py_func)
