@@ -1,4 +1,4 @@
-"""Vector operations against what they compute, in Python, for rows of any length, at any place in memory."""
+"""Vector operations against their plain loops in Python, for rows of any length, at any place in memory."""
 
 import os
 import subprocess
@@ -6,11 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from cases.vector_twins import (
-    add_each,
+
+from torchssvm.compiler import vectors
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import (
     add_row,
     add_rows,
-    add_to_listed,
     add_to_rows,
     dot,
     exact_dot,
@@ -22,11 +23,7 @@ from cases.vector_twins import (
     quadratic,
     set_row,
     set_rows,
-    sum_listed,
 )
-
-from torchssvm.compiler import vectors
-from torchssvm.compiler.jit import njit
 
 LENGTHS = [*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 97]
 
@@ -49,9 +46,6 @@ def run_sums(a, b, out):
 
 run_exact = njit(lambda *arrays: vectors.exact_dot(*arrays))
 run_set_rows = njit(lambda *arrays: vectors.set_rows(*arrays))
-run_add_each = njit(lambda *arrays: vectors.add_each(*arrays))
-run_sum_listed = njit(lambda *arrays: vectors.sum_listed(*arrays))
-run_add_to_listed = njit(lambda *arrays: vectors.add_to_listed(*arrays))
 run_exact_sums = njit(lambda *arrays: vectors.exact_sums(*arrays))
 run_exact_dots = njit(lambda *arrays: vectors.exact_dots(*arrays))
 run_quadratic = njit(lambda *arrays: vectors.quadratic(*arrays))
@@ -185,31 +179,8 @@ def test_some_rows(draw, listed):
                     set_rows(wanted, wanted if source is out else source, chosen, count, factor, shift)
                     run_set_rows(found, found if source is out else source, chosen, count, factor, shift)
                     close(found, wanted)
-                wanted, found = out.copy(), out.copy()
-                add_each(wanted, rows, chosen, count, 0.7)
-                run_add_each(found, rows, chosen, count, 0.7)
-                close(found, wanted)
                 exact = exact_dots(rows, out, chosen, count)
                 assert np.isclose(run_exact_dots(rows, out, chosen, count), exact, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("weighted", [True, False])
-def test_lists_of_rows(draw, weighted):
-    chance = np.random.default_rng(2)
-    starts, chosen = np.array([0, 0, 4, 5, 9]), chance.integers(7, size=9).astype(np.int32)
-    used = np.array([1.0, 0.3, 0.0, -2.0])
-    for length in LENGTHS:
-        table, initial, added = draw(7, length + length % 3), draw(length + 1), draw(5, length)
-        weights = draw(9) if weighted else None
-        for count in (0, 2, 4):
-            found, wanted = np.zeros((5, length), table.dtype), np.zeros((5, length), table.dtype)
-            sum_listed(wanted, initial, table, chosen, weights, starts, count)
-            run_sum_listed(found, initial, table, chosen, weights, starts, count)
-            close(found, wanted)
-            wanted, found = table.copy(), table.copy()
-            add_to_listed(wanted, chosen, weights, starts, added, used, count, -0.7)
-            run_add_to_listed(found, chosen, weights, starts, added, used, count, -0.7)
-            close(found, wanted)
 
 
 def test_sums_of_each_row(draw):
@@ -262,7 +233,29 @@ def test_other_arrays_are_refused_when_a_kernel_is_compiled(draw):
 @pytest.mark.slow
 def test_on_a_machine_without_vectors_of_avx():
     """All other tests here, compiled for any x86-64 machine: LLVM splits the vectors."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-k", "not machine", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        "-k",
+        "not machine and not stock",
+        __file__,
+    ]
     environment = {**os.environ, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.slow
+def test_in_stock_numba():
+    """All other tests here but refusals, with the plain loops compiled."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
+    command += ["-k", "not machine and not stock and not refused", __file__]
+    environment = {**os.environ, "TORCHSSVM_STOCK_NUMBA": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout

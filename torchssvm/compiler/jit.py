@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import re
 import sys
@@ -12,6 +11,8 @@ import weakref
 from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Any
+
+from torchssvm.compiler import stock
 
 _spent = 0.0  # seconds, all compilations that have ended
 _since: list[float] = []  # when those under way began; kernels compile the kernels that they call
@@ -32,23 +33,14 @@ def compiling_seconds() -> float:
 
 @functools.cache
 def watch() -> None:
-    """Notice compilations from now on; the first one is announced on stderr.
-
-    Python looks for cycles among its objects after them: within, that took a twelfth of the time and found little.
-    """
+    """Stop the clock during compilations from now on; the first one is announced on stderr."""
     from numba.core import event
 
     class Listener(event.Listener):
-        collects = False
-
         def on_start(self, event: Any) -> None:
-            if not _since:
-                self.collects = gc.isenabled()
-                gc.disable()
             dispatcher = event.data["dispatcher"]
-            inner = dispatcher.targetoptions.get("no_cpython_wrapper")  # of another kernel, with whose code it is kept
-            if not inner and dispatcher in _dispatchers:  # programs may have kernels of their own
-                _announce(dispatcher)
+            if dispatcher in _dispatchers:  # programs may have kernels of their own
+                _announce(_place(dispatcher))
             _since.append(time.perf_counter())
 
         def on_end(self, event: Any) -> None:
@@ -56,24 +48,37 @@ def watch() -> None:
             began = _since.pop()
             if not _since:
                 _spent += time.perf_counter() - began
-                if self.collects:
-                    gc.enable()
 
     event.register("numba:compile", Listener())
 
 
-def _announce(dispatcher: Any) -> None:
-    global _told
-    if _told:
-        return
-    _told = True
+def _place(dispatcher: Any) -> str:
     folder = getattr(getattr(dispatcher, "_cache", None), "cache_path", None)
-    kept = (
-        f"once for each kernel of this installation (kept in {folder})"
-        if folder
-        else ("in every process: no folder can be written to, so set NUMBA_CACHE_DIR to one that can")
-    )
-    print(f"torchssvm compiles kernels, which takes 10 to 60 seconds, {kept}", file=sys.stderr, flush=True)
+    if folder:
+        return f"once for each kernel of this installation (kept in {folder})"
+    return "in every process: no folder can be written to, so set NUMBA_CACHE_DIR to one that can"
+
+
+def _announce(kept: str) -> None:
+    global _told
+    if not _told:
+        _told = True
+        print(f"torchssvm compiles kernels, which takes 10 to 60 seconds, {kept}", file=sys.stderr, flush=True)
+
+
+class _Timed:
+    """A dispatcher of stock Numba whose calls that compile stop the clock."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self._dispatcher = dispatcher
+
+    def __call__(self, *arguments: Any) -> Any:
+        global _spent
+        known, began = len(self._dispatcher.signatures), time.perf_counter()
+        result = self._dispatcher(*arguments)
+        if len(self._dispatcher.signatures) > known:
+            _spent += time.perf_counter() - began
+        return result
 
 
 class Kernel:
@@ -91,9 +96,12 @@ class Kernel:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        """Numba's own object; its code is cached on disk."""
+        """What Python calls; its code is cached on disk."""
         import numba
 
+        if stock.is_on():
+            _announce("in every process, as stock Numba keeps no files here")
+            return _Timed(stock.compiled(self))
         from torchssvm.compiler.kernel_cache import KernelCache
         from torchssvm.compiler.kernel_compiler import KernelCompiler
 
@@ -108,13 +116,15 @@ class Kernel:
     @property
     def _numba_type_(self) -> Any:
         """Numba asks for it where another kernel calls this one."""
-        return self._inner._numba_type_
+        return self.callee._numba_type_
 
     @functools.cached_property
-    def _inner(self) -> Any:
-        """For other kernels, whose code takes it up: without the calls from Python and C, and without files."""
+    def callee(self) -> Any:
+        """What other kernels call, whose code takes it up: without the calls from Python and C, and without files."""
         import numba
 
+        if stock.is_on():
+            return stock.compiled(self, no_cpython_wrapper=True)
         from torchssvm.compiler.kernel_compiler import InlinedCompiler
 
         options: Any = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self.targetoptions}
@@ -200,7 +210,7 @@ class ByKind:
 
     @functools.cached_property
     def _numba_type_(self) -> Any:
-        from torchssvm.compiler.kernel_compiler import KindFunction
+        from torchssvm.compiler.by_kind import KindFunction
 
         return KindFunction(self)
 
@@ -210,26 +220,42 @@ class ByKind:
 
 
 class Vectorised:
-    """A name in kernels, which get the vector operation of that name in :mod:`.vector_code`.
+    """A function on rows of numbers for kernels: vectors of LLVM, from :mod:`.vector_code`, by its name.
 
-    That module is imported when the first kernel that uses one is compiled, as it imports Numba.
+    Stock Numba compiles the function as it is written, and Python runs it.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.plain = Kernel(function, **options)
 
     @functools.cached_property
     def _numba_type_(self) -> Any:
+        if stock.is_on():
+            return self.plain._numba_type_
         from numba.core.registry import cpu_target
 
         from torchssvm.compiler import vector_code
 
         cpu_target.typing_context.refresh()
-        return cpu_target.typing_context.resolve_value_type(getattr(vector_code, self.name))
+        return cpu_target.typing_context.resolve_value_type(getattr(vector_code, self.plain.__name__))  # type: ignore[attr-defined]
 
     def __call__(self, *arguments: Any) -> Any:
-        """Refuse: vector operations are written for LLVM alone."""
-        raise NotImplementedError(f"{self.name} runs in compiled kernels alone: unset NUMBA_DISABLE_JIT")
+        """Run the plain loops in Python."""
+        return self.plain.py_func(*arguments)
+
+
+_FAST = {"contract", "nsz", "reassoc"}
+
+
+def vectorised(function: Callable[..., Any]) -> Any:
+    """A vector operation whose result does not depend on the order of its numbers."""
+    return Vectorised(function)
+
+
+def vectorised_sum(function: Callable[..., Any]) -> Any:
+    """A vector operation whose sums may be taken in another order."""
+    return Vectorised(function, fastmath=_FAST)
 
 
 def njit(function: Callable[..., Any]) -> Any:
@@ -242,4 +268,4 @@ def njit_fastmath(function: Callable[..., Any]) -> Any:
 
     Results are those of the source up to rounding, the same at every call on one machine; NaN and infinities propagate.
     """
-    return Kernel(function, fastmath={"contract", "nsz", "reassoc"})
+    return Kernel(function, fastmath=_FAST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -12,8 +13,7 @@ from numba.core.datamodel import models, register_default
 from numba.core.imputils import lower_getattr_generic
 from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
-from numba.core.typing.typeof import typeof_impl
-from numba.extending import NativeValue, unbox
+from numba.extending import NativeValue, typeof_impl, unbox
 
 
 class Fields(types.NamedTuple):
@@ -87,17 +87,20 @@ def _unbox(kind: Any, obj: Any, c: Any) -> NativeValue:
     return NativeValue(c.builder.bitcast(fields, cgutils.voidptr_t), failed, cleanup)
 
 
-_numbas = typeof_impl.dispatch(tuple)
+class _Record(ABC):  # noqa: B024
+    """All named tuples of this package, for Numba's table of types; other tuples keep Numba's type."""
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> bool:
+        return issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__module__.startswith("torchssvm.")
 
 
-@typeof_impl.register(tuple)
+_typeof_tuple = typeof_impl.dispatch(tuple)
+
+
+@typeof_impl.register(_Record)
 def _typeof(value: Any, context: Any) -> Any:
-    kind = _numbas(value, context)
-    return (
-        Fields(kind.types, type(value))
-        if hasattr(value, "_fields") and type(value).__module__.startswith("torchssvm.")
-        else kind
-    )
+    return Fields(_typeof_tuple(value, context).types, type(value))
 
 
 class _Lower(Lower):

@@ -15,7 +15,6 @@ from llvmlite.binding import (  # type: ignore[import-untyped]
 from numba.core import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.datamodel import models, register_default
 from numba.core.typed_passes import NativeLowering
 
 from torchssvm.compiler.kernel_code import Lowering
@@ -145,29 +144,3 @@ class InlinedCompiler(_KernelCompiler):
     """
 
     _library = _Library
-
-
-class KindFunction(types.Callable, types.Dummy):
-    """The type of a :class:`~torchssvm.compiler.jit.ByKind`: a call is one of the version for its first argument."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        super().__init__(f"ByKind({function.__module__}.{function.__name__})")
-
-    def _version(self, arguments: Any) -> Any:
-        return self.function.version(getattr(arguments[0], "instance_class", None))._numba_type_
-
-    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        """That of the version."""
-        return self._version(args).get_call_type(context, args, kws)
-
-    def get_call_signatures(self) -> Any:
-        """Any."""
-        return (), True
-
-    def get_impl_key(self, sig: Any) -> Any:
-        """That of the version."""
-        return self._version(sig.args).get_impl_key(sig)
-
-
-register_default(KindFunction)(models.OpaqueModel)

@@ -14,7 +14,7 @@ import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 
-_COMPILER = ("jit", "kernel_code", "kernel_compiler", "vector_code", "vector_panels", "vectors")
+_COMPILER = ("jit", "kernel_code", "kernel_compiler", "by_kind", "vector_code", "vector_panels", "vectors")
 _FIXED = {"builtins", "math", "numba", "numpy", "operator"}  # packages whose functions change with their version alone
 
 
@@ -141,7 +141,7 @@ def _constant(value: Any) -> str:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     if type(value).__module__ == "torchssvm.compiler.jit":
-        return f"{type(value).__name__} {value.name}"
+        return f"{type(value).__name__} {value.__name__}"
     if isinstance(value, ModuleType) and value.__name__ in _FIXED:
         return f"module {value.__name__}"
     if isinstance(value, type) and hasattr(value, "_fields"):

@@ -1,7 +1,4 @@
-"""The operations of :mod:`.vectors`, on rows of numbers: LLVM is told the vectors.
-
-All arrays are contiguous, and those of numbers have one dtype, float32 or float64, where nothing else is said; sums
-may be taken in another order.
+"""The operations of :mod:`.vectors` in vectors of LLVM; that module says what each computes.
 
 Left to itself, LLVM runs a loop over 26 states mostly one number at a time. See :mod:`.vector_panels`.
 
@@ -38,16 +35,6 @@ from torchssvm.compiler.vector_panels import (
 
 @intrinsic
 def max_rows(typing, maxima, scores, rows, count, fresh, sums, finish):
-    """``maxima[k] = max(maxima[k], scores[j] + rows[j, k])`` over the first ``count`` rows, exactly.
-
-    Args:
-        maxima: ``[at least K]``.
-        scores: ``[at least count]``.
-        rows: ``[at least count, K]``.
-        fresh: Whether the old ``maxima`` are ignored.
-        sums: ``[at least K]``.
-        finish: Whether ``sums += maxima`` at the end.
-    """
     check(maxima, scores, rows, sums)
 
     def write(builder, out, scores, table, count, fresh, sums, finish):
@@ -59,7 +46,6 @@ def max_rows(typing, maxima, scores, rows, count, fresh, sums, finish):
 
 @intrinsic
 def max_rows_of_two(typing, maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish):
-    """:func:`max_rows` for two rows of scores with the same ``rows``, which are read once for both."""
     kinds = (maxima, scores, sums, others, other_scores, other_sums, rows)
     check(*kinds)
 
@@ -108,12 +94,6 @@ def _max_rows(builder, sides, table, count, fresh, finish):
 
 @intrinsic
 def first_equal(typing, scores, rows, column, count, value):
-    """The smallest j below ``count`` with ``scores[j] + rows[j, column] == value``; 0 if there is none.
-
-    Args:
-        scores: ``[at least count]``.
-        rows: ``[at least count, more than column]``; None is 0.
-    """
     check(scores, *(() if rows == types.none else (rows,)))
 
     def write(builder, scores, table, column, count, value):
@@ -136,10 +116,6 @@ def first_equal(typing, scores, rows, column, count, value):
 
 @intrinsic
 def largest_sum(typing, a, b):
-    """The largest ``a[k] + b[k]``, exactly; each array is taken as one row, and ``b`` is at least as long as ``a``.
-
-    No numbers have -inf.
-    """
     check(a, b)
     number = LLVM[a.dtype]
 
@@ -168,14 +144,6 @@ def _larger(builder, value, held):
 
 @intrinsic
 def add_rows(typing, total, rows, chosen, weights, begin, end):
-    """``total += sum_p weights[p] rows[chosen[p]]`` over p in ``begin`` to ``end - 1``.
-
-    Args:
-        total: ``[K]``.
-        rows: ``[*, at least K]``.
-        chosen: Integers; None is p itself.
-        weights: Numbers; None is 1.
-    """
     check(total, rows, *(() if weights == types.none else (weights,)))
 
     def write(builder, out, table, chosen, weights, begin, end):
@@ -192,13 +160,22 @@ def add_rows(typing, total, rows, chosen, weights, begin, end):
 
 @intrinsic
 def add_to_rows(typing, rows, chosen, weights, begin, end, row, factor):
-    """``rows[chosen[p]] += weights[p] factor row`` for p in ``begin`` to ``end - 1``; see :func:`add_rows`."""
     check(row, rows, *(() if weights == types.none else (weights,)))
 
     def write(builder, table, chosen, weights, begin, end, own, factor):
         def emit(lanes, panels):
             for panel in panels:
-                _add_to(builder, panel, panel.load(own), factor, table, chosen, weights, begin, end)
+                scale = panel.splat(factor)
+                scaled = [builder.fmul(part, scale, flags=FUSED) for part in panel.load(own)]
+                added = panel.fresh(scaled, panel.filled(0.0, table.number))
+                with cgutils.for_range_slice(builder, begin, end, INT(1)) as (place, _):
+                    line = place if chosen is None else chosen.at(builder, place)
+                    each = added
+                    if weights is not None:
+                        weight = panel.splat(weights.at(builder, place))
+                        each = [builder.fmul(part, weight, flags=FUSED) for part in added]
+                    pairs = zip(panel.load(table, line), each, strict=True)
+                    panel.store(table, [builder.fadd(a, b, flags=FUSED) for a, b in pairs], line)
 
         by_length(builder, own.length, emit)
 
@@ -208,15 +185,6 @@ def add_to_rows(typing, rows, chosen, weights, begin, end, row, factor):
 
 @intrinsic
 def set_rows(typing, out, rows, chosen, count, factor, shifts):
-    """``out[t] = factor rows[t] + shifts[t]`` for some t, over the shorter of the two widths.
-
-    Args:
-        out: ``[*, *]``.
-        rows: ``[*, *]``, and may be ``out``; None is 0.
-        chosen: Integers, of which the first ``count`` are the t; None takes 0 to ``count - 1``.
-        factor: A number; None is 1.
-        shifts: ``[*]``; None is 0.
-    """
     check(out, *(kind for kind in (rows, shifts) if kind != types.none))
 
     def write(builder, out, rows, chosen, count, factor, shifts):
@@ -236,59 +204,11 @@ def set_rows(typing, out, rows, chosen, count, factor, shifts):
     return signed(types.void(out, rows, chosen, types.intp, *numbers(out, factor), shifts), "set_rows", write)
 
 
-@intrinsic
-def add_each(typing, out, rows, chosen, count, factor):
-    """``out[t] += factor rows[t]`` for some t; see :func:`set_rows`."""
-    check(out, rows)
-
-    def write(builder, out, rows, chosen, count, factor):
-        def emit(lanes, panels):
-            for panel in panels:
-                scale = panel.splat(factor)
-                with each_place(builder, chosen, count) as place:
-                    held = panel.load(out, place)
-                    parts = [builder.fmul(part, scale, flags=FUSED) for part in panel.load(rows, place)]
-                    sums = [builder.fadd(*pair, flags=FUSED) for pair in zip(held, parts, strict=True)]
-                    panel.store(out, panel.fresh(sums, held), place)
-
-        by_length(builder, shorter(builder, out, rows), emit)
-
-    return signed(types.void(out, rows, chosen, types.intp, out.dtype), "add_each", write)
-
-
 @contextmanager
 def each_place(builder, chosen, count):
     """The code for each of the first ``count`` places of a list; without a list, for each of the first places."""
     with cgutils.for_range_slice(builder, INT(0), count, INT(1)) as (place, _):
         yield place if chosen is None else chosen.at(builder, place)
-
-
-@intrinsic
-def sum_listed(typing, out, initial, rows, chosen, weights, starts, count):
-    """``out[t] = initial + sum_p weights[p] rows[chosen[p]]`` over the places p of list t, for the first lists.
-
-    Args:
-        out: ``[at least count, K]``.
-        initial: ``[at least K]``.
-        rows: ``[*, at least K]``.
-        chosen: Integers.
-        weights: Numbers; None is 1.
-        starts: ``[at least count + 1]`` integers, where each list begins.
-    """
-    check(out, initial, rows, *(() if weights == types.none else (weights,)))
-
-    def write(builder, out, initial, table, chosen, weights, starts, count):
-        def emit(lanes, panels):
-            for panel in panels:
-                first = panel.load(initial)
-                with each_place(builder, None, count) as line:
-                    places = starts.at(builder, line), starts.at(builder, builder.add(line, INT(1)))
-                    panel.store(out, sum_rows(builder, panel, first, table, chosen, weights, *places), line)
-
-        by_length(builder, out.length, emit)
-
-    kinds = (out, initial, rows, chosen, weights, starts, types.intp)
-    return signed(types.void(*kinds), "sum_listed", write)
 
 
 def sum_rows(builder, panel, first, table, chosen, weights, begin, end):
@@ -305,56 +225,7 @@ def sum_rows(builder, panel, first, table, chosen, weights, begin, end):
 
 
 @intrinsic
-def add_to_listed(typing, rows, chosen, weights, starts, added, used, count, factor):
-    """``rows[chosen[p]] += weights[p] factor added[t]`` for the places p of list t, for the first lists.
-
-    Args:
-        rows, chosen, weights, starts, count: See :func:`sum_listed`.
-        added: ``[at least count, K]``.
-        used: ``[at least count]``; lists for which it is 0 are left out.
-        factor: A number.
-    """
-    check(rows, added, *(() if weights == types.none else (weights,)))
-
-    def write(builder, table, chosen, weights, starts, added, used, count, factor):
-        def emit(lanes, panels):
-            for panel in panels:
-                with each_place(builder, None, count) as line:
-                    use = builder.fcmp_unordered("!=", used.at(builder, line), used.number(0.0))
-                    with builder.if_then(use):
-                        places = starts.at(builder, line), starts.at(builder, builder.add(line, INT(1)))
-                        _add_to(builder, panel, panel.load(added, line), factor, table, chosen, weights, *places)
-
-        by_length(builder, added.length, emit)
-
-    kinds = (rows, chosen, weights, starts, added, used, types.intp, rows.dtype)
-    return signed(types.void(*kinds), "add_to_listed", write)
-
-
-def _add_to(builder, panel, own, factor, table, chosen, weights, begin, end):
-    """Add a row, times a factor and weights, to rows of a table."""
-    scale = panel.splat(factor)
-    scaled = [builder.fmul(part, scale, flags=FUSED) for part in own]
-    added = panel.fresh(scaled, panel.filled(0.0, table.number))
-    with cgutils.for_range_slice(builder, begin, end, INT(1)) as (place, _):
-        where = place if chosen is None else chosen.at(builder, place)
-        each = added
-        if weights is not None:
-            weight = panel.splat(weights.at(builder, place))
-            each = [builder.fmul(part, weight, flags=FUSED) for part in added]
-        held = zip(panel.load(table, where), each, strict=True)
-        panel.store(table, [builder.fadd(a, b, flags=FUSED) for a, b in held], where)
-
-
-@intrinsic
 def set_row(typing, out, row, factor, shift):
-    """``out = factor row + shift``, over the shorter of the two; each array is taken as one row.
-
-    Args:
-        out: Any shape.
-        row: Any shape, and may be ``out``; None is 0.
-        factor, shift: Numbers; None is 1, and nothing.
-    """
     check(out, *(() if row == types.none else (row,)))
 
     def write(builder, out, row, factor, shift):
@@ -374,7 +245,6 @@ def set_row(typing, out, row, factor, shift):
 
 @intrinsic
 def add_row(typing, out, row, factor):
-    """``out += factor row``, over the shorter of the two; see :func:`set_row`. ``out`` may have a wider dtype."""
     check(out)
     check(row)
 
@@ -395,14 +265,12 @@ def add_row(typing, out, row, factor):
 
 @intrinsic
 def dot(typing, a, b):
-    """``<a, b>`` in their dtype; each array is taken as one row, and ``b`` is at least as long as ``a``."""
     check(a, b)
     return _product("dot", (a, b), a.dtype)
 
 
 @intrinsic
 def exact_dot(typing, a, b):
-    """:func:`dot` in float64; each array may have its own dtype."""
     check(a)
     check(b)
     return _product("exact_dot", (a, b), types.float64)
@@ -410,12 +278,6 @@ def exact_dot(typing, a, b):
 
 @intrinsic
 def exact_sums(typing, a, b, count, sums):
-    """:func:`exact_dot`, the sum of ``a`` and the sum of its absolute values, for the first ``count`` rows.
-
-    Args:
-        a, b: Matrices; the shorter of the two widths counts.
-        sums: ``[at least count, 3]`` float64, to be filled.
-    """
     check(a)
     check(b)
     number = ir.DoubleType()
@@ -443,7 +305,6 @@ def exact_sums(typing, a, b, count, sums):
 
 @intrinsic
 def exact_dots(typing, a, b, chosen, count):
-    """The sum of ``<a[t], b[t]>`` in float64 for some t, over the shorter of the two widths; see :func:`set_rows`."""
     check(a)
     check(b)
     return _product("exact_dots", (a, b, chosen, types.intp), types.float64)
@@ -451,13 +312,6 @@ def exact_dots(typing, a, b, chosen, count):
 
 @intrinsic
 def quadratic(typing, rows, count, products, squares):
-    """``sum_tu products[t, u] <rows[t], rows[u]>`` over the first ``count`` rows.
-
-    Args:
-        rows: ``[at least count, K]``.
-        products: The lower triangle of a symmetric matrix, row after row.
-        squares: ``[at least count]`` float64, gets ``|rows[t]|^2``.
-    """
     check(rows, products)
     number = ir.DoubleType()
 

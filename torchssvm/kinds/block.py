@@ -14,16 +14,14 @@ import numpy as np
 
 from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
 from torchssvm.compiler.vectors import (
-    add_each,
     add_row,
     add_rows,
-    add_to_listed,
+    add_to_rows,
     dot,
     exact_dot,
     exact_dots,
     quadratic,
     set_row,
-    sum_listed,
 )
 from torchssvm.kinds.adapter import Dense, Listed
 from torchssvm.kinds.long import add_long_to_weights, long_square, respond_to_long_parts
@@ -90,7 +88,10 @@ def _score_features_of_dense(form, examples, model, start, length, emission):
 @njit_fastmath
 def _score_features_of_lists(form, examples, model, start, length, emission):
     """See :func:`_score_features`."""
-    sum_listed(emission, model.bias, model.emission, examples.column, form.values, examples.row[start:], length)
+    for t in range(length):
+        begin, end = examples.row[start + t], examples.row[start + t + 1]
+        set_row(emission[t], model.bias, None, None)
+        add_rows(emission[t], model.emission, examples.column, form.values, begin, end)
 
 
 @njit_fastmath
@@ -313,7 +314,8 @@ def add_rows_to_weights(examples, model, i, length, delta, scratch, factor):
 def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
     """``w += factor Phi_i^T delta``; ``scratch.squares`` is 0 for rows without a change, ``pairs`` beyond ``rows``."""
     add_rows_to_weights(examples, model, i, length, delta, scratch, factor)
-    add_each(model.transition, pairs, rows, len(rows), factor)
+    for j in rows:
+        add_row(model.transition[j], pairs[j], factor)
 
 
 @ByKind
@@ -325,7 +327,10 @@ def _add_outer(form, examples, start, length, rows, squares, weights, factor):
 @njit_fastmath
 def _add_outer_of_lists(form, examples, start, length, rows, squares, weights, factor):
     """See :func:`_add_outer`."""
-    add_to_listed(weights, examples.column, form.values, examples.row[start:], rows, squares, length, factor)
+    for t in range(length):
+        if squares[t] != 0.0:
+            begin, end = examples.row[start + t], examples.row[start + t + 1]
+            add_to_rows(weights, examples.column, form.values, begin, end, rows[t], factor)
 
 
 @_add_outer.of(Dense)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases.kernels_in_python import run_in_python
 from cases.problems import rng
-from cases.vector_twins import run_in_python
 
 from torchssvm import CacheOracle, Corrective, DualState, FrankWolfe, Labelings, LinearChain, Pairwise
 from torchssvm.core.batch import Batch
