@@ -71,6 +71,7 @@ class Run:
         truth = self.lists.reference(self.problem.lam)
         below, above = optimum_between(truth, *limits(self.problem, self.bounds))
         rounding = 1e-9 * (1.0 + 1.0 / self.problem.lam)
+        certify(self.problem.head, dual, everything, refresh=False)  # a suffix average may be the last iterate
         before = self.training.snapshot()
         for average in self.averages:
             with average.apply():
