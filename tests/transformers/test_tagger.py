@@ -506,10 +506,10 @@ def test_an_encoder_below_a_head():
 BAD_CONFIGS = [
     ({"labels": ["A", "A"]}, "labels"),
     ({"labels": []}, "labels"),
-    ({"scheme": "IOB"}, "scheme='IOB'"),
+    ({"scheme": "IOB"}, "scheme"),
     ({"layers": []}, "layers"),
     ({"layers": [5]}, r"layers=\[5\]"),
-    ({"loss": "hinge"}, "loss='hinge'"),
+    ({"loss": "hinge"}, "loss"),
     ({"labels": ["I-X"], "scheme": "BIO"}, "I-X"),
     ({"labels": ["B-X"], "scheme": "BIOES"}, "E-X"),
     ({"probability_temperature": 0.0}, "probability_temperature"),
