@@ -15,7 +15,7 @@ from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, OracleResult, Structure, fit, reject_rows
+from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_lengths
 
@@ -109,14 +109,6 @@ class Indexed(Structure):
         """The mass of each part, less the total mass at the target's."""
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
         return self._add(zeros_like(potentials), self._with_target(labelings, target), mass)
-
-    def examine(self, labeling: Any, target: Any, potentials: Potentials) -> OracleResult:
-        """Scores are summed as in :meth:`relative_scores`, so that decoded and cached labelings tie alike."""
-        score = self.relative_scores(tree_map(lambda each: each.unsqueeze(1), labeling), target, potentials)[:, 0]
-        for tensor in potentials.tensors.values():
-            one = tensor[:1] if len(tensor) > 1 and tensor.stride(0) == 0 else tensor
-            score = score + 0.0 * one.flatten(1).sum(1)  # NaN where a potential is not finite
-        return OracleResult(labeling, score, self.loss(labeling, target))
 
     def add_difference(self, parts: Parts, labeling: Any, target: Any, potentials: Potentials) -> Parts:
         """In place; these parts are zero in the padding. Shared parts cancel first, as x + 1 - 1 rounds a small x."""

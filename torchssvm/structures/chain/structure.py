@@ -13,7 +13,7 @@ from torchssvm.core.launch import arrays, by_example, fits_numba
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, digest, gated
+from torchssvm.core.structure import Decoding, OracleResult, Structure, digest, gated
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi
@@ -142,6 +142,14 @@ class Chain(Labelled, Indexed):
         pairs = known[:, :, :-1] * states + known[:, :, 1:]
         pairs = pairs if self.shared else pairs + position[:-1] * states**2
         return [("emission", known + position * states, real), ("transition", pairs, real[:, :, 1:])]
+
+    @override
+    def examine(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> OracleResult:
+        # Summed as in `relative_scores`, so that decoded and cached labelings tie alike.
+        score = self.relative_scores(_labels(labeling).unsqueeze(1), target, potentials)[:, 0]
+        for tensor in (potentials["emission"], by_example(potentials["transition"])):
+            score = score + 0.0 * tensor.detach().flatten(1).sum(1)  # NaN where a potential is not finite
+        return OracleResult(labeling, score, self.loss(labeling, target))
 
     @override
     def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
