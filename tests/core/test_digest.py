@@ -123,7 +123,7 @@ def test_a_checkpoint_knows_its_targets():
         certify(other, again, others(problem))
     state = dual.state_dict()
     for wrong in (torch.zeros(3, dtype=torch.int64), torch.zeros(8), "no tensor", None):
-        with pytest.raises(ValueError, match=r"dual\['targets'\]"):
+        with pytest.raises(ValueError, match="dual"):
             again.load_state_dict({**state, "targets": wrong})
     certify(other, again, problem.everything(3))
 

@@ -104,7 +104,7 @@ def test_what_has_no_decoder_is_read_as_a_head(trained: nn.Module, tmp_path) -> 
 @pytest.mark.parametrize("trained", ["branch and bound"], indirect=True)
 def test_label_sets_of_branch_and_bound_are_read_as_a_head(trained: nn.Module, tmp_path) -> None:
     save_model(tmp_path / "sets", trained)
-    with pytest.raises(TypeError, match=r"give structure=Multilabel\(3, .*to Decoder.*load_head\(path\)"):
+    with pytest.raises(TypeError, match="decoder="):
         load_model(tmp_path / "sets")
     found = load_head(tmp_path / "sets")
     Decoder(found.head, Multilabel(3, decoder=MessagePassing()))

@@ -124,7 +124,7 @@ def test_the_rest_is_an_atom_like_others(direction):
     problem = multiclass(2, n=3, classes=6, features=3, lam=0.05)
     training = problem.train(storage=Labelings(1), direction=rule)
     storage, taken, given_back = training.dual.storage, 0, 0
-    for step in range(60):
+    for step in range(200):
         training.step([step % 3])
         if bool(storage.mixed[step % 3]):
             taken += float(rule.change[0, 0]) < 0.0

@@ -316,19 +316,6 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, words):
     assert run(training, sampler, 2)
 
 
-@pytest.mark.parametrize("order", [Permutation(), Proportional()])
-def test_what_is_drawn_at_once_must_be_there(order):
-    """Orders without gaps draw a whole epoch; the others all examples whose gaps are unknown."""
-    training = multiclass(3, n=8).train()
-    sampler = GapBatchSampler(training.dual, batch_size=2, order=order)
-    run(training, sampler, 2)
-    state = sampler.state_dict()
-    for drawn in ([], state["drawn"][:1]):
-        with pytest.raises(ValueError, match=f"should hold 2 to 2 batches, not {len(drawn)}"):
-            sampler.load_state_dict({**state, "drawn": drawn})
-    assert_same(sampler.state_dict(), state)
-
-
 # -- Worker processes --------------------------------------------------------------------------------------
 
 
