@@ -173,15 +173,17 @@ class ByKind:
     def of(self, kind: type) -> Callable[[Kernel], Kernel]:
         """A decorator: the kernel is the version of a named tuple.
 
-        TypeError if the class, or one of its name in another module, has one already: Numba tells types by names.
+        TypeError if the class has one already, or its name is that of a kind of this package: Numba tells types by
+        names.
         """
 
         def add(kernel: Kernel) -> Kernel:
             if kind in self._versions:
                 raise TypeError(f"{kind.__name__} has a version of {self.__name__} already: declare the class again")  # type: ignore[attr-defined]
             for other in self._versions:
-                if other.__name__ == kind.__name__ and other.__module__ != kind.__module__:
-                    raise TypeError(f"{kind.__name__} is the name of a kind in {other.__module__}: take another one")
+                packages = {one.__module__.partition(".")[0] for one in (other, kind)}
+                if other.__name__ == kind.__name__ and len(packages) > 1 and "torchssvm" in packages:
+                    raise TypeError(f"{kind.__name__} is the name of a kind of torchssvm: take another one")
             self._versions[kind] = kernel
             return kernel
 
