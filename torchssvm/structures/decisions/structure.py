@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_readable
+from torchssvm.core.arguments import check_readable, check_several
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.structures.common import check_no_lengths, check_potentials, check_shape
@@ -221,6 +221,7 @@ class Decisions(Structure):
         Raises:
             ValueError: Costs do not fit or are not finite, or the oracle did not prove its decisions optimal.
         """
+        check_several(costs, "costs")
         check_readable(costs, "costs")
         check_readable(given, "given")
         costs = check_shape(torch.as_tensor(costs), "costs", "B", self.num_costs).detach().to(torch.float64)
