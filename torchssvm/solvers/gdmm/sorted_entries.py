@@ -39,8 +39,8 @@ def find(entries, a, b):
 @njit
 def value_of(entries, a, b):
     """v[a, b], 0 where it is untouched."""
-    held = find(entries, a, b)
-    return entries.value[held] if held >= 0 else 0.0
+    number = find(entries, a, b)
+    return entries.value[number] if number >= 0 else 0.0
 
 
 @njit
@@ -94,8 +94,8 @@ def _slot(entries, a, b):
     key = np.uint64(a * entries.cols + b)
     slot = np.int64((key * _GOLDEN) >> np.uint64(entries.shift))
     while True:
-        held = entries.table[slot]
-        if held < 0 or (entries.row[held] == a and entries.col[held] == b):
+        number = entries.table[slot]
+        if number < 0 or (entries.row[number] == a and entries.col[number] == b):
             return slot
         slot = (slot + 1) & (len(entries.table) - 1)
 
@@ -179,7 +179,7 @@ class SortedEntries(NamedTuple):
 
 def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int = 1024) -> SortedEntries:
     """A matrix of zeros; ``capacity`` entries fit before :func:`grown` is needed."""
-    none, size = np.zeros(0, np.int32), np.zeros(_lists(rows, cols, symmetric), np.int32)
+    none, size = np.zeros(0, np.int32), np.zeros(1 + rows + (0 if symmetric else cols), np.int32)
     return _filled(rows, cols, symmetric, capacity, 0, none, none, np.zeros(0), none, size)
 
 
@@ -193,20 +193,15 @@ def grown(entries: SortedEntries, entries_wanted: int) -> SortedEntries:
 
 def state(entries: SortedEntries) -> dict[str, Tensor | int | bool]:
     """Everything that later results depend on: the entries, their order in all heaps, the capacity."""
-    held = _contents(entries).items()
-    return {name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value for name, value in held}
+    return {
+        name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+        for name, value in _contents(entries).items()
+    }
 
 
 def from_state(state: dict[str, Any]) -> SortedEntries:
     """Entries that continue bit for bit from a state."""
-    held: dict[str, Any] = {
-        name: value.numpy() if isinstance(value, Tensor) else value for name, value in state.items()
-    }
-    return _filled(**held)
-
-
-def _lists(rows: int, cols: int, symmetric: bool) -> int:
-    return 1 + rows + (0 if symmetric else cols)
+    return _filled(**{name: value.numpy() if isinstance(value, Tensor) else value for name, value in state.items()})
 
 
 def _filled(
@@ -224,7 +219,7 @@ def _filled(
     """Entries whose heaps, one after the other, are ``heaps``."""
     count = len(value)
     if not count <= capacity <= _MOST:
-        raise ValueError(f"there are {count} entries and room for {capacity} is wanted; it can be up to {_MOST}")
+        raise ValueError(f"{capacity} label pairs exceed the limit {_MOST}: use fewer labels")
     bits = max(2 * capacity - 1, 1).bit_length()
     # Capacities of lists are powers of two. So a list of s entries takes at most 4 s of the pool, its abandoned places
     # included, and the pool has room for every list as long as there is room for entries.
