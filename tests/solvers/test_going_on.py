@@ -201,7 +201,7 @@ def test_a_trainer_compares_the_targets_of_examples_that_stay(moved):
     state = [p.clone() for p in own.parameters()]
     with pytest.raises(RuntimeError, match="other targets or lengths"):
         solve(own, Some(range(25), moved=moved), 0.05, start=old, progress=False)
-    with pytest.raises(RuntimeError, match="other targets or lengths for the examples \\[0"):
+    with pytest.raises(RuntimeError, match="examples \\[0"):
         solve(own, Some([1, 0, *range(2, 25)]), 0.05, start=old, progress=False)
     assert all(torch.equal(p, was) for p, was in zip(own.parameters(), state, strict=True))
 
