@@ -267,7 +267,7 @@ class BCFW(StatefulOptimizer):
             ValueError: Always, after the constructor.
         """
         if hasattr(self, "dual"):
-            raise ValueError("param_group cannot be added: BCFW has exactly the parameters of its dual")
+            raise ValueError("params cannot be added: BCFW has exactly the parameters of its dual")
         super().add_param_group(param_group)
 
     def _check_unchanged(self) -> None:

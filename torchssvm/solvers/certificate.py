@@ -307,7 +307,6 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, dual: DualState, weights: list[Tensor]) -> _Sizes:
-        """All of them, after one wait for a device."""
         w, v, loss = flat(dual.parameters), flat(weights), float(on_host(dual.loss).sum())
         if not dual.box.has_bounds:
             moved = w - v

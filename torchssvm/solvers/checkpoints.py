@@ -171,7 +171,6 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
 
 
 def _read_checked(path: str | os.PathLike[str], objects: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The file and its content, once it is known to hold these objects."""
     path = Path(os.path.realpath(path))
     whole = whole_or_previous(path)
     content = _read(whole)
@@ -189,7 +188,6 @@ def _is_object(name: str, value: Any, required: bool = False) -> bool:
 
 
 def _random_state(saved: Any) -> RandomState | None:
-    """The random state of this process, or None."""
     ranks = Ranks.here()
     every = saved if isinstance(saved, list) else [saved]
     return RandomState(every[ranks.rank]) if len(every) == ranks.size and every[ranks.rank] is not None else None

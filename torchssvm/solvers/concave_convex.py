@@ -180,7 +180,7 @@ class LatentTrainer(Stateful):
             are dropped.
 
         Raises:
-            RuntimeError: ``complete`` has found a hidden part that scores less than the one before.
+            RuntimeError: ``complete`` has returned a hidden part that scores less than the one before.
         """
         self._move_duals()
         most = self.loop.dual.passes + self.max_passes
@@ -315,8 +315,6 @@ class LatentTrainer(Stateful):
 
 
 class _Completed:
-    """The dataset with completed targets."""
-
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self._fetch = fetcher(dataset)
@@ -333,7 +331,6 @@ class _Completed:
 
     @staticmethod
     def collate(batch: Any) -> Batch:
-        """A batch is one already."""
         return batch
 
     def targets(self, batch: Batch, rows: Rows | None = None) -> Any:

@@ -128,7 +128,6 @@ class SoftmaxMargin(nn.Module):
 
 
 def _filled(given: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
-    """The potentials, of one example at least."""
     potentials = as_potentials(given)
     if not potentials.batch_size:
         raise ValueError("potentials are empty: give at least one example")

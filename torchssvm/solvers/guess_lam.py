@@ -81,7 +81,6 @@ def _spread(n: int) -> range:
 
 
 def _square(tensor: torch.Tensor) -> float:
-    """``|t|^2`` in float64."""
     dense = tensor.coalesce().values() if tensor.is_sparse else tensor
     return float(dense.to(torch.float64).square().sum())
 

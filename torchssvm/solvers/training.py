@@ -207,25 +207,25 @@ def make_trainer(
         dual = DualState.for_head(
             head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=rules.memory_limit
         )
-        earlier = None
+        packed = None
         if begun is not None:
             if loop is not None and choice.adapter is not None and loop.packs_for(choice.adapter.head):
-                earlier = loop, begun.kept
+                packed = loop, begun.kept
                 if not getattr(dataset, "compared", False):
                     loop.check_staying(dataset, begun.kept, choice.adapter)
-            go_on(head, dual, begun, dataset, sample.potentials, unread=earlier is not None)
+            go_on(head, dual, begun, dataset, sample.potentials, unread=packed is not None)
         if choice.adapter is not None:
             trainer: Any = CompiledBCFW(
                 head,
                 dual,
-                pass_over(dataset, batch_size=_packed_at_once(sample)) if earlier is None else _new(dataset, held[1]),
+                pass_over(dataset, batch_size=_packed_at_once(sample)) if packed is None else _new(dataset, packed[1]),
                 direction=rules.direction,
                 oracle=rules.oracle,
                 order=rules.order,
                 seed=rules.seed,
                 round_visits=rules.round_visits,
                 adapter=choice.adapter,
-                held=earlier,
+                held=packed,
             )
         else:
             order, lengths = rules.order, lengths_of(dataset)
@@ -339,7 +339,6 @@ def warn_if_estimated_far(dual: DualState) -> None:
 
 @torch.no_grad()
 def _first(head: nn.Module, dataset: Any, most: int = 64) -> Sample:
-    """The first examples, and what the head makes of them."""
     lengths = lengths_of(dataset)
     rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths)[0]
     share = 1.0 if lengths is None else float(lengths.double().mean() / lengths[list(rows)].double().mean())
@@ -427,7 +426,7 @@ def choose(
     * of classes, ``Corrective()``, ``MaxOracle()`` and ``MeanParts()`` in that loop: each step solves a whole block;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
       (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
-    * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, where there are fewer examples
+    * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, with fewer examples
       than weights (``Structure.pairwise_if_few``): Frank-Wolfe steps then take very many passes at a small lambda.
 
     Where the storage would take more than half of the free memory, or more than ``memory_limit``, it is the other one

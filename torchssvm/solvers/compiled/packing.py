@@ -143,7 +143,6 @@ def staying(adapter: HeadAdapter, piece: Piece, kept: Tensor) -> Piece:
 
 
 def _join(name: str, pieces: list[Piece], num_examples: int) -> tuple[Tensor, Tensor]:
-    """The arrays ``name`` of all pieces, in the order of the examples, and where each example begins."""
     counts = torch.zeros(num_examples, dtype=torch.int64)
     for piece in pieces:
         counts[piece.index] = piece.extra[name][0]

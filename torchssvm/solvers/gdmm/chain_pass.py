@@ -106,7 +106,7 @@ class Options(NamedTuple):
     scale: float  # lam n
     rho: float  # penalty of the augmented Lagrangian, times n
     rule: int  # how blocks move, see ``blocks``
-    greedy: bool  # whether a visit moves the steepest block, as often as there are blocks, instead of each once
+    greedy: bool  # whether a visit moves the steepest block, once for each block, instead of each block once
 
 
 class Scratch(NamedTuple):
@@ -316,7 +316,6 @@ def _project(curvature, size, scratch):
 
 @njit
 def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
-    """Move the variable, update weights and excesses, and drop labels without mass."""
     variables, sides = duals.variables, duals.sides
     start = variables.start[t]
     for c in range(variables.size[t]):
@@ -337,7 +336,6 @@ def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
 
 @njit
 def _leave(lists, t):
-    """Drop the entries without mass."""
     c = lists.size[t] - 1
     while c >= 0:
         p = lists.start[t] + c

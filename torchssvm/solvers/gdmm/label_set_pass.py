@@ -147,7 +147,6 @@ def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scrat
 
 @njit
 def _score(i, sets, weights, scratch):
-    """Scores of the labels from the features alone."""
     scratch.scores[:] = 0.0
     scratch.change[:] = 0.0
     for p in range(sets.row[i], sets.row[i + 1]):
@@ -231,7 +230,6 @@ def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
 
 @njit
 def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch):
-    """Move the factor, and update the weight of the pair."""
     states = len(scratch.scores)
     moved = scratch.new[0] - factors.mass[f, 0]
     for s in range(3):

@@ -82,7 +82,7 @@ class GDMM(StatefulOptimizer):
         rho: Penalty of the next pass, times n.
         best_dual: The best certified lower bound of min P; 0 at first.
         best_relaxed_dual: The best certified lower bound of min P'; 0 at first.
-        gap_estimate: The ``relaxed_gap`` of the last certificate; infinite if a pass was made since, or there is none.
+        gap_estimate: The ``relaxed_gap`` of the last certificate; infinite before it and after each pass.
 
     Raises:
         TypeError: The head has no compiled form, or an argument is of another kind.

@@ -201,7 +201,8 @@ def state(entries: SortedEntries) -> dict[str, Tensor | int | bool]:
 
 def from_state(state: dict[str, Any]) -> SortedEntries:
     """Entries that continue bit for bit from a state."""
-    return _filled(**{name: value.numpy() if isinstance(value, Tensor) else value for name, value in state.items()})
+    arrays: dict[str, Any] = {name: v.numpy() if isinstance(v, Tensor) else v for name, v in state.items()}
+    return _filled(**arrays)
 
 
 def _filled(
@@ -222,7 +223,7 @@ def _filled(
         raise ValueError(f"{capacity} label pairs exceed the limit {_MOST}: use fewer labels")
     bits = max(2 * capacity - 1, 1).bit_length()
     # Capacities of lists are powers of two. So a list of s entries takes at most 4 s of the pool, its abandoned places
-    # included, and the pool has room for every list as long as there is room for entries.
+    # included, and the pool has room for every list as long as entries fit.
     powers = 1 << np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)
     list_capacity = np.where(size > 0, np.maximum(powers, SMALLEST_LIST), 0).astype(np.int32)
     list_capacity[0] = capacity
@@ -254,7 +255,6 @@ def _filled(
 
 
 def _contents(entries: SortedEntries) -> dict[str, Any]:
-    """The arguments of :func:`_filled` for these entries."""
     count, before = int(entries.counters[COUNT]), np.cumsum(entries.size, dtype=np.int64) - entries.size
     return {
         "rows": entries.rows,

@@ -90,7 +90,7 @@ def _wanted(entries, item, marked_row, marked_col, stamp, excluded):
 def _untouched(entries, which, marked_row, marked_col, stamp, excluded):
     """Some untouched pair of a list, or (-1, -1).
 
-    Takes at most one more try than there are touched and excluded pairs without marks.
+    Tries at most all touched and excluded pairs without marks, and one more.
     """
     if which > 0:
         is_column = not entries.symmetric and which > entries.rows
@@ -234,7 +234,6 @@ def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, 
 
 @njit
 def _bound(entries, which):
-    """An upper bound of the values of a list and of untouched pairs."""
     if entries.size[which] == 0:
         return 0.0
     return max(entries.value[entries.pool[entries.start[which]] // 3], 0.0)
@@ -310,7 +309,6 @@ def best_pair(pairs, scratch, left, right):
 
 @njit
 def _scan(dense, scratch, left, right):
-    """All pairs, row after row."""
     states = len(dense)
     right_forces, left_forces = scratch.tables[0], scratch.tables[1]
     right_forces[:] = 0.0
