@@ -138,7 +138,7 @@ def test_predictions_are_divided(found, folder):
     [
         ("sampler", ".*WeightedRandomSampler"),
         ("few", "1 examples and 2 processes"),
-        ("compiled", "compiled=True, and the compiled loop cannot be used: of several processes"),
+        ("compiled", "compiled=True is not possible: of several processes"),
         ("factorwise", "world size 2: GDMM runs in one process"),
     ],
 )

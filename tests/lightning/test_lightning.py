@@ -410,7 +410,7 @@ def test_averaged_weights_are_validated_only_if_asked(words):
 
 
 def test_an_average_of_nothing(words):
-    with pytest.raises(RuntimeError, match="no average yet"):
+    with pytest.raises(RuntimeError, match="average is empty"):
         _ = AveragedWeights().weights
 
 

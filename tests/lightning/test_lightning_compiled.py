@@ -102,7 +102,7 @@ def test_the_torch_loop_does_what_is_not_compiled(name, words, visits):
     assert not visits
     assert model.dual.steps > 0
     if name != "compiled":
-        with pytest.raises(ValueError, match=f"compiled=True, .* cannot be used: .*{name}"):
+        with pytest.raises(ValueError, match=f"compiled=True .*{name}"):
             StructuredSVM(**with_solver(compiled=True, **options))
 
 

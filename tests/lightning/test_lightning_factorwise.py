@@ -90,7 +90,7 @@ def test_label_sets_stop_on_the_gap_of_the_relaxation_and_show_both(tmp_path: Pa
     assert last.violation <= 0.02
     assert last.exact
     assert gap.stopped_because == (
-        f"violation {last.violation:.2g}, certified gap {last.gap:.6g}, that of the relaxation {last.relaxed_gap:.6g} "
+        f"violation {last.violation:.2g}, certified gap {last.gap:.6g}, relaxed gap {last.relaxed_gap:.6g} "
         "<= tolerance 0.003"
     )
     bar = fit.progress_bar_metrics

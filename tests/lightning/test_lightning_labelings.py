@@ -93,7 +93,7 @@ def test_contradictions_are_refused_before_anything_is_trained(options, error, w
 def test_a_storage_that_belongs_to_a_dual_is_refused():
     storage = Labelings()
     DualState.for_head(LinearChain(128, 26), 5, 0.1, storage=storage)
-    with pytest.raises(ValueError, match="already belongs to a DualState"):
+    with pytest.raises(TypeError, match="storage="):
         model(storage=storage)
 
 

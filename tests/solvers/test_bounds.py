@@ -295,7 +295,7 @@ def test_weights_that_others_changed_have_no_certificate_and_no_step():
         problem.head.weight.copy_(before["weights"][0])
     assert_same(run.snapshot(), before)
     nn.init.zeros_(run.head.weight)
-    with pytest.raises(RuntimeError, match="weights have changed"):
+    with pytest.raises(RuntimeError, match="weights"):
         run.step([2])
 
 
@@ -430,7 +430,7 @@ def test_bounds_cannot_be_changed_later(name, value):
     run.optim.param_groups[0][name] = value
     run.optim.zero_grad()
     run.backward([0])
-    with pytest.raises(RuntimeError, match="changed after BCFW was made"):
+    with pytest.raises(RuntimeError, match="param_groups"):
         run.optim.step()
     assert_same(run.snapshot(), held)
 

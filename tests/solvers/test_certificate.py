@@ -329,7 +329,7 @@ def test_recomputing_replaces_what_an_earlier_certificate_kept_for_the_next_step
 def test_weights_of_old_features_cannot_be_recomputed():
     problem = chain(3)
     training = problem.train(storage=Weights()).run(ROWS)
-    with refused(training, ValueError, r"storage=Weights\(\) keeps weights of old features: use MeanParts\(\)"):
+    with refused(training, ValueError, r"storage=Weights\(\) keeps old features: use MeanParts\(\)"):
         recompute_weights(training.head, training.dual, problem.everything())
 
 

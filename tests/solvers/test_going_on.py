@@ -184,12 +184,12 @@ def test_bounds_go_on():
 REFUSED = [
     ({"start": 3}, TypeError, "dual is a int"),
     ({"kept": torch.zeros(25, dtype=torch.int64)}, ValueError, "give start too"),
-    ({"start": ..., "kept": torch.arange(25)}, ValueError, "kept has places from 0 to 24: start has the examples 0"),
+    ({"start": ..., "kept": torch.arange(25)}, ValueError, "kept holds 0 to 24"),
     ({"start": ..., "kept": torch.arange(3)}, ValueError, "kept"),
     ({"start": ..., "head": LinearChain(4, 3)}, ValueError, "another structure"),
-    ({"start": ..., "head": head().double()}, ValueError, "float32 weights, and the head torch.float64"),
-    ({"start": ..., "solver": Solver(storage=MeanParts())}, ValueError, "leave storage out"),
-    ({"start": ..., "solver": Solver(storage=Labelings(3))}, ValueError, "leave storage out"),
+    ({"start": ..., "head": head().double()}, ValueError, "weights torch.float32 .*torch.float64"),
+    ({"start": ..., "solver": Solver(storage=MeanParts())}, ValueError, "storage="),
+    ({"start": ..., "solver": Solver(storage=Labelings(3))}, ValueError, "storage="),
     ({"start": ..., "data": Some(range(25), moved=1)}, RuntimeError, "other targets.*kept"),
     ({"start": ..., "data": Some(range(24, -1, -1))}, (RuntimeError, ValueError), "length|targets"),
 ]
@@ -201,7 +201,7 @@ def test_a_trainer_compares_the_targets_of_examples_that_stay(moved):
     state = [p.clone() for p in own.parameters()]
     with pytest.raises(RuntimeError, match="other targets or lengths"):
         solve(own, Some(range(25), moved=moved), 0.05, start=old, progress=False)
-    with pytest.raises(RuntimeError, match="other targets or lengths for the examples \\[0"):
+    with pytest.raises(RuntimeError, match="examples \\[0"):
         solve(own, Some([1, 0, *range(2, 25)]), 0.05, start=old, progress=False)
     assert all(torch.equal(p, was) for p, was in zip(own.parameters(), state, strict=True))
 
@@ -223,5 +223,5 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(given, kind, words):
 
 def test_weights_refuse_other_shapes_and_features():
     old = trained(storage=Weights(), compiled=False)
-    with pytest.raises(ValueError, match="weights of the same shapes"):
+    with pytest.raises(ValueError, match="start="):
         solve(head(5), Some(range(20), features=5), 0.05, start=old.dual, progress=False)

@@ -31,7 +31,7 @@ def test_a_lambda_far_too_small_is_said_once_with_one_to_try(kind):
     with pytest.warns(UserWarning, match="the run ended at max_passes=2") as found:
         solve(problem.head, Items(problem), guess / 1e4, tolerance=1e-9, max_passes=2)
     assert len(found) == 1
-    assert f"10,000 times below that of guess_lam: try lam={guess:.3g}" in str(found[0].message)
+    assert f"10,000 times below guess_lam(head, dataset): try lam={guess:.3g}" in str(found[0].message)
     with pytest.warns(UserWarning, match="Give a larger max_passes"):
         solve(problem.head, Items(problem), guess / 10, tolerance=1e-9, max_passes=2)
 

@@ -202,7 +202,7 @@ class Worst(HiddenStates):
 
 def test_a_wrong_completion_is_refused():
     run = LatentTrainer(LinearChain(4, 4), chains(), LAM, structure=Worst(Chain(4), [0, 0, 1, 1]))
-    with pytest.raises(RuntimeError, match="scores less than the one before"):
+    with pytest.raises(RuntimeError, match="best hidden part"):
         run.step()
 
 

@@ -113,7 +113,7 @@ def test_losses_that_are_not_those_of_the_blocks_are_found(kind, storage, compil
     again.optim.load_state_dict({**state, "dual": with_seal(state["dual"])})
     loop = CompiledBCFW(again.head, again.dual, problem.everything(2)) if compiled else None
     before = again.snapshot()
-    with pytest.raises(RuntimeError, match=r"losses of 1 blocks are not those .* \[2\]"):
+    with pytest.raises(RuntimeError, match=r"losses of 1 blocks.* \[2\]"):
         if loop is not None:
             loop.certify()
         else:

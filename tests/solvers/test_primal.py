@@ -89,7 +89,7 @@ def test_features_below_the_head_are_not_regularised_when_parameters_say_so():
     everything = primal(model, structure, [batch], 0.2)
     squared = sum(float(p.detach().square().sum()) for p in features.parameters())
     assert everything.value == pytest.approx(found.value + 0.1 * squared)
-    with pytest.raises(ValueError, match="parameters=None, and head is a function"):
+    with pytest.raises(ValueError, match="parameters"):
         primal(lambda x: model(x), structure, [batch], 0.2)
 
 
@@ -107,18 +107,18 @@ def test_bad_input():
     with pytest.raises(TypeError, match="lam=None must be a number, not a NoneType"):
         primal(problem.head, problem.structure, [batch], None)
     for wrong, error, words in [
-        (batch.replace(index=batch.index - 1), ValueError, "index holds -1 to 4"),
+        (batch.replace(index=batch.index - 1), ValueError, "index="),
         (batch.replace(index=batch.index.int()), ValueError, "index must be int64"),
         (batch.replace(index=batch.index[:4]), ValueError, r"index must be int64 \[6\]"),
         (batch.replace(y=torch.full_like(batch.y, 7)), ValueError, "label 7"),
         (batch.replace(x=batch.x * torch.nan), ValueError, "not finite"),
-        (type(batch)(batch.x[:0], batch.y[:0], batch.index[:0]), ValueError, "index holds no example"),
+        (type(batch)(batch.x[:0], batch.y[:0], batch.index[:0]), ValueError, "index="),
     ]:
         with pytest.raises(error, match=words):
             primal(problem.head, problem.structure, [wrong], problem.lam)
     with pytest.raises(ValueError, match="parameters are empty"):
         primal(nn.Identity(), LabelSets(4, 2), [batch], 0.1)
-    with pytest.raises(TypeError, match=r"the potentials are torch\.float32 and the head's weights torch\.float64"):
+    with pytest.raises(TypeError, match="potentials are"):
         primal(
             lambda x: as_potentials(apply_head(problem.head, batch)["potentials"].float()),
             problem.structure,

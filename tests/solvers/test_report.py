@@ -176,7 +176,7 @@ def test_evaluate_leaves_modes_and_gradients_alone():
     found = evaluate(model, Multiclass(2), [batch])
     assert (found.token_error, found.example_error, found.num_examples) == (0.5, 0.5, 4)
     assert (model.training, model.dropout.training, model.head.training) == (True, True, False)
-    with pytest.raises(ValueError, match="no example"):
+    with pytest.raises(ValueError, match="batches are empty"):
         evaluate(model, Multiclass(2), [])
 
 

@@ -70,7 +70,7 @@ def test_its_gradient_in_features_and_weights(seed, kind, temperature):
 
 @pytest.mark.parametrize("kind", [SoftmaxMargin, StructuredHinge])
 def test_an_empty_batch_has_no_mean(kind):
-    with pytest.raises(ValueError, match="the batch is empty"):
+    with pytest.raises(ValueError, match="potentials are empty"):
         kind(Multiclass(3))(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
 
 

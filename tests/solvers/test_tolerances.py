@@ -73,10 +73,10 @@ def test_what_is_out_of_range_or_no_tolerance():
         with pytest.raises(ValueError, match=r"epsilon=(-0.1|nan|inf) must be"):
             check_tolerance(number, "epsilon")
     for wrong in ("1 %", None, True, Relative, [0.1]):
-        with pytest.raises(TypeError, match=r"epsilon=.* must be a number, not a .*; Relative\(0.01\) is"):
+        with pytest.raises(TypeError, match=r"epsilon=.* must be a number"):
             check_tolerance(wrong, "epsilon")
     assert check_tolerance(0) == 0.0
-    with pytest.raises(ValueError, match="epsilon=0 must be positive"):  # where it is never reached
+    with pytest.raises(ValueError, match="epsilon=0"):  # where it is never reached
         check_tolerance(0, "epsilon", above=0.0)
 
 

@@ -41,7 +41,7 @@ def merge(dual: DualState, batches: list[Proposal]) -> tuple[list[Tensor], list[
 
 
 def largest_step(batches: list[Proposal]) -> float:
-    """The largest feasible step if each batch has chosen its own gammas; moves of an example in several batches add up.
+    """The largest feasible step if each batch has chosen gammas; moves of an example in several batches add up.
 
     A batch whose loss was scaled by c moves by c of its direction at step 1.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_parameters
+from torchssvm.core.arguments import check_object, check_parameters
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import full_precision, lowered_advice, on_host, read_together
 from torchssvm.core.packages import warn
@@ -28,10 +28,7 @@ _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter g
 _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
-ADVICE = (
-    "give BCFW the gradient of BlockGap as backward() left it: no clipping, scaling, DistributedDataParallel, mixed "
-    "precision or other loss; call zero_grad() before every forward pass"
-)
+ADVICE = "keep gradients as BlockGap's backward() left them, and call zero_grad() before every forward pass"
 
 
 class BCFW(StatefulOptimizer):
@@ -42,7 +39,7 @@ class BCFW(StatefulOptimizer):
     batches may be accumulated before a step. If the head gives per-example gradients, the box QP is then solved for all
     batches together, as for one batch.
 
-    The weights are a function of the dual, and those of a new dual are zero: non-zero weights are set to zero, with a
+    The weights are a function of the dual, and a new dual has zero weights: non-zero weights are set to zero, with a
     warning. ``state_dict`` contains the dual state and the weights, exactly.
 
     Weights may have bounds ([G16] Algorithm 9), as options of their group: ``{"params": [head.transition], "lower":
@@ -55,7 +52,7 @@ class BCFW(StatefulOptimizer):
         line_search: Chooses gamma; None is :class:`ExactSearch`, which maximises the dual.
 
     Raises:
-        ValueError: The parameters are not those of the dual, a group has an unknown option, bounds are empty, do not
+        ValueError: The parameters are not the dual's, a group has an unknown option, bounds are empty, do not
             fit the weights or differ from those that the dual was trained with.
         TypeError: ``dual`` is not a DualState, ``params`` are not parameters, a bound is neither a number nor a tensor,
             or ``line_search`` cannot be called.
@@ -81,26 +78,22 @@ class BCFW(StatefulOptimizer):
         *,
         line_search: LineSearch | None = None,
     ) -> None:
-        if line_search is not None and (isinstance(line_search, type) or not callable(line_search)):
-            raise TypeError(f"line_search={line_search} must be an object such as ExactSearch()")
+        if line_search is not None:
+            check_object(line_search, "line_search", "__call__", "ExactSearch()")
         check_dual(dual)
         check_parameters(params, " or groups of them, and then the dual")
         super().__init__(params, {"lr": 0.0})
         for group in self.param_groups:
-            if unknown := group.keys() - _OPTIONS:
-                raise ValueError(f"params has a group with unknown options {sorted(unknown)}")
-            if group["lr"] != 0.0:
+            if unknown := (group.keys() - _OPTIONS) | ({"lr"} if group["lr"] != 0.0 else set()):
                 raise ValueError(
-                    f"params has a group with lr={group['lr']}: BCFW has no learning rate, it finds the step"
+                    f"params has a group with unknown options {sorted(unknown)}: give lower and upper alone"
                 )
         given = {id(p) for group in self.param_groups for p in group["params"]}
         owned = {id(p) for p in dual.parameters}
         if given != owned:
-            missing = [list(p.shape) for p in dual.parameters if id(p) not in given]
             raise ValueError(
-                f"params must be the head's {len(owned)} parameters, those that the dual was made for: pass "
-                f"head.parameters(). {len(missing)} of them are missing, of shapes {missing}, and "
-                f"{len(given - owned)} others are given"
+                f"params must be the {len(owned)} parameters of the dual, but {len(owned - given)} are missing and "
+                f"{len(given - owned)} are others: pass head.parameters()"
             )
         self._bounds = [(group.get("lower"), group.get("upper")) for group in self.param_groups]
         self._rate = 0.0
@@ -115,8 +108,8 @@ class BCFW(StatefulOptimizer):
         self.line_search: LineSearch = line_search if line_search is not None else ExactSearch()
         if overwritten:
             warn(
-                "the head's weights were not zero, and BCFW starts from those of its dual: they are now "
-                + ("zero" if not dual.box.has_bounds else "those nearest to zero within their bounds")
+                "the head's weights were not zero; BCFW has set them to the dual's, which are "
+                + ("zero" if not dual.box.has_bounds else "nearest to zero within their bounds")
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -141,9 +134,9 @@ class BCFW(StatefulOptimizer):
         Raises:
             TypeError: The weights have another dtype than when the dual was made.
             RuntimeError: A parameter group was given options or a learning rate; nothing was proposed since the last
-                step; accumulated batches come from losses with different ``block_steps``; or the gradient is not the
-                one from the backward pass: clipped, rescaled, of low precision, mixed with others. The proposal is
-                then discarded, and nothing else changes. Of several processes, the others raise RankError.
+                step; accumulated batches come from losses with different ``block_steps``; or the gradient differs from
+                the backward pass: clipped, rescaled, of low precision, mixed with others. The proposal is then
+                discarded, and nothing else changes. Of several processes, the others raise RankError.
         """
         result = None
         if closure is not None:
@@ -154,9 +147,7 @@ class BCFW(StatefulOptimizer):
             steps = self.dual.mailbox.take()
             with refusing_on_all(self.dual.ranks, self.dual.parameters):
                 if not steps:
-                    raise RuntimeError(
-                        "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step"
-                    )
+                    raise RuntimeError("step() has no proposal: call backward() of BlockGap's loss before every step")
                 if len(set(map(type, steps))) > 1:
                     raise RuntimeError("two kinds of proposals: call zero_grad() between a compiled loop and BlockGap")
                 self._check_unchanged()
@@ -228,9 +219,7 @@ class BCFW(StatefulOptimizer):
         """
         dual = self.dual
         if len(batches) > 1 and len(rules := {repr(batch.block_steps) for batch in batches}) > 1:
-            raise RuntimeError(
-                f"accumulated batches have different block_steps {sorted(rules)}: give the losses the same"
-            )
+            raise RuntimeError(f"block_steps={sorted(rules)} of accumulated batches differ: give the losses the same")
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
         gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
         products: tuple[float, float, float] | None
@@ -249,7 +238,7 @@ class BCFW(StatefulOptimizer):
         if len(batches) > 1 or len(batches[0].rows) < len(batches[0].index):  # examples may repeat
             dual.storage.check_together([batch.stored for batch in batches], rows)
         if dual.recomputed is not None:
-            # The step starts there, but the slopes were computed at the weights of the head; they are linear in w.
+            # The step starts at ``recomputed``; the slopes, linear in w, were computed at the head's weights.
             moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
             value += inner_product([start.to(torch.float64) - w for start, w in moved], gradients)
         return gradients, value, largest, moves, rows, products
@@ -261,7 +250,7 @@ class BCFW(StatefulOptimizer):
         line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, square)
         gamma = float(self.line_search(line))
         if not 0.0 <= gamma <= largest:
-            raise ValueError(f"line_search={self.line_search} gave the step {gamma}: it must be in [0, {largest}]")
+            raise ValueError(f"line_search={self.line_search} gave the step {gamma}, which must be in [0, {largest}]")
         self.show_rate(gamma / dual.lam)
         return gamma
 
@@ -272,35 +261,27 @@ class BCFW(StatefulOptimizer):
             group["lr"] = rate
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse further groups: the parameters are those of the dual.
+        """Refuse further groups.
 
         Raises:
             ValueError: Always, after the constructor.
         """
         if hasattr(self, "dual"):
-            raise ValueError("params cannot be added to BCFW: they are the parameters of the head that the dual is for")
+            raise ValueError("params cannot be added: BCFW has exactly the parameters of its dual")
         super().add_param_group(param_group)
 
     def _check_unchanged(self) -> None:
-        """Raise RuntimeError if options of groups were changed since they were given; ``lr`` is only published."""
+        """Raise RuntimeError if options of groups have changed; ``lr`` is only published."""
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
-            if not group.keys() <= _ALLOWED:
-                raise RuntimeError(
-                    f"a parameter group was given {sorted(group.keys() - _ALLOWED)} after BCFW was made, and BCFW has "
-                    "no such options: the regularisation is the dual's lam, and the step size is found. Delete them "
-                    "from the group"
-                )
+            changed = group.keys() - _ALLOWED
             if group["lr"] != self._rate and "initial_lr" not in group:
-                raise RuntimeError(
-                    f"a parameter group was given lr={group['lr']} after BCFW was made: BCFW has no learning rate, it "
-                    f"finds the step, and lr only shows the last one, {self._rate}. Leave lr as it is"
-                )
-            for now, given in zip((group.get("lower"), group.get("upper")), bounds, strict=True):
+                changed.add("lr")
+            for name, given in zip(("lower", "upper"), bounds, strict=True):
+                now = group.get(name)
                 if now is not given and (isinstance(now, Tensor) or isinstance(given, Tensor) or now != given):
-                    raise RuntimeError(
-                        "the bounds of a parameter group were changed after BCFW was made, and the dual value depends "
-                        "on them: make a new DualState and BCFW"
-                    )
+                    changed.add(name)
+            if changed:
+                raise RuntimeError(f"param_groups were given other {sorted(changed)}: leave groups as BCFW made them")
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("dual", "line_search", "_exchange", "_bounds", "_rate")
@@ -312,9 +293,8 @@ class BCFW(StatefulOptimizer):
     def _check_own(self, state: dict[str, Any]) -> None:
         super()._check_own(state)
         groups = state["param_groups"]
-        if unknown := sorted({name for group in groups for name in group} - _ALLOWED):
-            raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {unknown}")
-        if len({group["lr"] for group in groups}) != 1 or not Numbers(float, low=0.0).fit(groups[0]["lr"]):
+        known = {name for group in groups for name in group} <= _ALLOWED
+        if not known or len({group["lr"] for group in groups}) != 1 or not Numbers(float, low=0.0).fit(groups[0]["lr"]):
             raise damaged(f"{self.state_name}['param_groups']")
 
     def _restore_own(self, state: dict[str, Any]) -> None:
@@ -331,39 +311,27 @@ class BCFW(StatefulOptimizer):
 def check_gradient(
     dual: DualState, batches: list[Proposal], gradients: list[Tensor]
 ) -> tuple[tuple[float, float, float], float]:
-    """Raise an error unless the gradient is that of the proposals, finite, and the weights as after the last step.
+    """Raise an error unless the proposals gave this finite gradient and the weights are as after the last step.
 
     The backward pass gave ``reference`` times the upstream gradient: clipped, rescaled, foreign and imprecise gradients
     differ from it. Returns ``|w|^2``, ``<w, d>`` and ``|d|^2``, and the derivative of the dual along d.
     """
     for batch in batches:
         if batch.version != dual.version:
-            raise RuntimeError(
-                "the directions of this backward pass are of an earlier state of the dual: call the head and BlockGap "
-                "again after every step"
-            )
-    for parameter, gradient in zip(dual.parameters, gradients, strict=True):
+            raise RuntimeError("the dual has changed since the backward pass: call head and BlockGap after every step")
+    for parameter in dual.parameters:
         if parameter.dtype is not dual.dtype:
             dual.check_dtype()
-        if gradient.dtype != parameter.dtype:
-            raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_advice(dual)}")
     size, inner, square, distance, length, value = _read(dual, batches, gradients)
     for batch in batches:
         if not (math.isfinite(batch.scale) and batch.scale > 0.0):
-            raise RuntimeError(f"the loss was multiplied by {batch.scale}: only positive factors make sense")
+            raise RuntimeError(f"the loss was multiplied by {batch.scale}: use a positive, finite factor")
     if dual.recomputed is None and dual.norm_changed(size):
-        raise RuntimeError(
-            f"the head's weights have changed since BCFW set them (norm {size:.6g}, was {dual.held_norm:.6g}). Did "
-            "another optimizer step them? Load BCFW's state with them"
-        )
-    if not math.isfinite(square):
-        raise RuntimeError(f"the gradient is not finite: {_advice(dual)}")
+        raise RuntimeError(f"head has changed weights (norm {size:.6g}, was {dual.held_norm:.6g}): load BCFW's state")
     rounding = 200 * torch.finfo(dual.dtype).eps * dual.lam * size
-    if not distance <= 1e-4 * max(length, math.sqrt(square)) + rounding:
-        raise RuntimeError(
-            f"the gradient differs from the one that the backward pass gave by {distance:.3g} (its length is "
-            f"{length:.3g}): {_advice(dual)}"
-        )
+    if not math.isfinite(square) or not distance <= 1e-4 * max(length, math.sqrt(square)) + rounding:
+        advice = ADVICE + lowered_advice(dual.parameters[0].device)
+        raise RuntimeError(f"the gradient differs by {distance:.3g} from the backward pass ({length:.3g}): {advice}")
     return (size**2, inner, square), value
 
 
@@ -396,10 +364,6 @@ def _read(
     inner, square = products(dual.parameters, gradients)
     difference = [a - b for a, b in zip(compared, expected, strict=True)]
     return size, inner, square, math.sqrt(squared_norm(difference)), math.sqrt(squared_norm(expected)), value
-
-
-def _advice(dual: DualState) -> str:
-    return ADVICE + lowered_advice(dual.parameters[0].device)
 
 
 def _counts(batches: list[Proposal], rows: list[Tensor]) -> tuple[int, int, int]:

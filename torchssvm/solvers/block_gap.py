@@ -1,6 +1,6 @@
 """The block gap: the loss that trains the head, and the step that its backward pass proposes.
 
-The lines named in comments are those of [B13] Algorithm 4; ``BCFW.step`` has the others.
+Comments name the lines of [B13] Algorithm 4; ``BCFW.step`` has the others.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BlockGap(nn.Module):
     with ``Delta_i = p(s_i) - mu_i`` for Frank-Wolfe directions. The backward pass proposes the step to the dual,
     multiplied by the upstream gradient; ``BCFW.step`` takes it. Calls without a backward pass change nothing.
 
-    ``block_steps`` chooses the gamma_i if per-example gradients are available: from the head's own ``adjoint``, or by
+    ``block_steps`` chooses the gamma_i if per-example gradients are available: from the head's ``adjoint``, or by
     ``torch.func.vmap``, which ``DualState.for_head`` prepares. Otherwise every gamma_i is 1: for heads with in-place
     operations, custom autograd functions without ``vmap`` rules or control flow that depends on values, for compiled
     heads, and if the gradients of all batches that wait for the step take more than 256 MiB. A warning says so once for
@@ -283,7 +283,7 @@ class BlockGap(nn.Module):
         return potentials.device.type != "cpu" and size > LARGE
 
     def _solve(self, step: Proposal, potentials: Potentials) -> list[Tensor] | None:
-        """Set the gamma of each block (0 in repeated rows); ``sum_i gamma_i d_i``, where there are gradients."""
+        """Set the gamma of each block (0 in repeated rows); ``sum_i gamma_i d_i``, if gradients are available."""
         values, rows, gradients, n = step.values, step.rows, step.gradients, self.dual.num_examples
         whole, weight, combined = len(rows) == len(values), 1.0 / (self.dual.lam * n**2), None
         if not whole:
@@ -337,7 +337,7 @@ class _Propose(torch.autograd.Function):
         step = copy(ctx.step)  # the graph may be kept, and used again
         step.factor = upstream[0].detach()
         scale = step.factor.to(ctx.gradients[0].dtype)
-        # The new tensors become those of ``.grad``: the optimizer compares these with the reference.
+        # The new tensors become ``.grad``: the optimizer compares these with the reference.
         if any(gradient.is_sparse for gradient in ctx.gradients):
             gradients: Sequence[Tensor] = [gradient * scale for gradient in ctx.gradients]
         else:  # in one kernel

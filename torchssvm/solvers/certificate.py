@@ -46,8 +46,8 @@ class Certificate:
         num_examples: n, the number of examples.
         lam: Regularisation.
         relaxed: Whether the oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``).
-            Primal, dual and gap are then those of the relaxation, whose optimum may lie above that of the problem: the
-            primal bounds both optima, the dual only that of the relaxation.
+            Primal, dual and gap then belong to the relaxation, whose optimum may lie above the problem's: the primal
+            bounds both optima, the dual only the relaxation's.
 
     Example:
         >>> certificate = solve(LinearMulticlass(4, 3), data, lam=0.1)
@@ -76,17 +76,14 @@ class Certificate:
 
     @property
     def kind(self) -> str:
-        """What the gap is where it is not that of the problem: an upper bound of it, or that of a relaxation.
-
-        It follows the word gap in every line about a run, and is empty for an exact certificate.
-        """
+        """Words that follow "gap" where it is an upper bound or belongs to a relaxation; else empty."""
         if self.relaxed:
             return " of the relaxation"
         return "" if self.exact else " (upper bound: approximate oracle)"
 
     @property
     def gaps(self) -> str:
-        """The gap in words; of several problems that of the problem itself first."""
+        """The gap in words; the problem's gap first, then the relaxation's."""
         return f"gap{self.kind} {self.gap:.6g}"
 
     def __str__(self) -> str:
@@ -107,14 +104,14 @@ def certify(
 ) -> Certificate:
     """One exact pass over the training set: primal, dual and gap of the weights that the head holds.
 
-    Also updates every gap estimate. Rounding makes the held weights drift from the dual's weights w(alpha), by 1e-6 to
-    4e-5 relative in float32. With ``refresh`` the next optimizer step starts from the recomputed w(alpha); until then
+    Also updates every gap estimate. Rounding makes the head's weights drift from the dual's w(alpha), by 1e-6 to 4e-5
+    relative in float32. With ``refresh`` the next optimizer step starts from the recomputed w(alpha); until then
     the head keeps the weights that the certificate is about. Without it, a head that holds other weights than the dual
     has set, such as an average, leaves the run as it is.
 
     The pass runs in float64: a float64 copy of the weights and buffers of the head, on float64 features, so that
     primal, dual and gap are exact to the rounding of float64. Features of a network below the head are computed as in
-    training. A head that is no module, or whose weights no module has alone, runs in its own dtype: its primal is
+    training. A head that is no module, or whose weights no module has alone, runs in the weights' dtype: its primal is
     exact up to 1e-7 of the scores in float32.
 
     Args:
@@ -128,7 +125,7 @@ def certify(
             dual.
         RuntimeError: The dual does not belong to these examples: a target has changed since the example's first visit,
             a block's loss does not fit its labelings, or the gap is negative by more than rounding. Or features have
-            moved and the storage cannot follow them. Or the held weights violate their bounds. Nothing changes then.
+            moved and the storage cannot follow them. Or the weights violate their bounds. Nothing changes then.
 
     Example:
         >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.1)
@@ -145,31 +142,30 @@ def certify(
 
 
 def pass_of_all_ranks(dual: DualState, make_pass: Callable[[], ExactPass]) -> ExactPass:
-    """The pass of all ranks: each makes its own, of its own examples, and hinges, losses and weights are added up.
+    """The pass of all ranks: each decodes its examples, and hinges, losses and weights are added up.
 
-    Gaps, targets and ``remember`` are those of the own examples. Raises what ``make_pass`` does, or that the own blocks
-    do not fit their examples, or RankError: another rank has raised, and nothing has changed.
+    Gaps, targets and ``remember`` belong to this rank's examples. Raises RankError if another rank has raised.
     """
     ranks = dual.ranks
     if not ranks:
-        found = make_pass()
-        check_pass(dual, found)
-        return found
+        result = make_pass()
+        check_pass(dual, result)
+        return result
     sizes = [p.numel() for p in dual.parameters]
     small = ranks.is_small(sum(sizes))
 
     def make() -> tuple[ExactPass, Tensor]:
-        found = make_pass()
-        check_pass(dual, found)
-        sums = found.hinges, float(on_host(dual.loss).sum()), float(found.gaps.clamp(min=0.0).sum())
-        told = torch.tensor([*sums, found.exact, found.relaxed], dtype=torch.float64)
-        return found, torch.cat([told, flat(found.weights).cpu()]) if small else told
+        result = make_pass()
+        check_pass(dual, result)
+        sums = result.hinges, float(on_host(dual.loss).sum()), float(result.gaps.clamp(min=0.0).sum())
+        told = torch.tensor([*sums, result.exact, result.relaxed], dtype=torch.float64)
+        return result, torch.cat([told, flat(result.weights).cpu()]) if small else told
 
-    found, table = ranks.share(make, 5 + (sum(sizes) if small else 0))
+    result, table = ranks.share(make, 5 + (sum(sizes) if small else 0))
     hinges, loss, gap = sum_in_order(table[:, :3]).tolist()
     dual.keep_sums(loss, dual.gap_estimate)
-    total = sum_in_order(table[:, 5:]).to(found.weights[0]) if small else ranks.sum(flat(found.weights))
-    return found._replace(
+    total = sum_in_order(table[:, 5:]).to(result.weights[0]) if small else ranks.sum(flat(result.weights))
+    return result._replace(
         hinges=hinges,
         exact=bool(table[:, 3].all()),
         relaxed=bool(table[:, 4].any()),
@@ -185,20 +181,19 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
 
     def within_bounds() -> ExactPass:
         if not dual.box.holds([p.detach() for p in dual.parameters]):
-            raise RuntimeError("the head's weights are out of their bounds: only BCFW may change them")
+            raise RuntimeError("head has weights outside their bounds: let BCFW alone change them")
         return make_pass()
 
     result = pass_of_all_ranks(dual, within_bounds)
     sizes = _Sizes.of(dual, result.weights)
-    primal = dual.lam / 2 * sizes.held + result.hinges / dual.num_examples
+    primal = dual.lam / 2 * sizes.weights + result.hinges / dual.num_examples
     loss = dual.total_loss if dual.ranks else sizes.loss
     value = loss - dual.lam * sizes.dual
     difference = max(sizes.drifted, sizes.moved)
     drift = (difference / sizes.unclipped) ** 0.5 if sizes.unclipped > 0.0 else difference**0.5
     if dual_exceeds_primal(primal, value, dual.parameters[0].dtype, dual.lam * sizes.unclipped):
         raise RuntimeError(
-            f"the gap is negative, {primal - value:.6g}: the dual is of other examples, or augmented_argmax ignores "
-            "the loss: run torchssvm.check(head, structure, batch)"
+            f"the gap is negative, {primal - value:.6g}: give the dual's examples, and run torchssvm.check(...)"
         )
     value = min(value, primal)  # a dual above the primal is rounding
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
@@ -206,10 +201,10 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     # At a tiny lambda masses round to other weights: what that is worth goes with the losses.
     largest = float(result.losses[1].max()) if result.losses.numel() else 0.0
     visible = dual.lam / 2 * difference > (10 * rounding) ** 2 * abs(loss) + _MASSES * largest
-    if strange and visible and (refresh or not dual.norm_changed(sizes.held**0.5)):  # else an average, or the like
+    if strange and visible and (refresh or not dual.norm_changed(sizes.weights**0.5)):  # else an average, or the like
         warn(
-            f"the weights differ from those of the dual by {drift:.2g} of their length: features have moved, an index "
-            "names several examples, or another optimizer stepped. The next step starts from the dual's"
+            f"the weights differ from the dual's by {drift:.2g} of their length: features have moved, an index names "
+            "several examples, or another optimizer stepped. The next step starts from the dual's"
         )
     if refresh or not strange:
         with undisturbed():
@@ -268,58 +263,55 @@ def write(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
 @contextmanager
 def weights_kept(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Give copies of the weights, and put them back at the end."""
-    held = [parameter.detach().clone() for parameter in parameters]
+    copies = [parameter.detach().clone() for parameter in parameters]
     try:
-        yield held
+        yield copies
     finally:
-        write(held, parameters)
+        write(copies, parameters)
 
 
 def dual_exceeds_primal(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -> bool:
     """Whether the dual exceeds the primal by more than rounding, so that one of them is wrong; true for NaN.
 
-    Rounding is relative to primal, dual and ``size``, that of the term that the dual subtracts; ``dtype`` is the
-    weights'.
+    Rounding is relative to primal, dual and ``size`` of the term that the dual subtracts; ``dtype`` is the weights'.
     """
     return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (abs(primal) + abs(dual) + size) - 0.1 * _MASSES
 
 
-def check_pass(dual: DualState, found: ExactPass) -> None:
+def check_pass(dual: DualState, result: ExactPass) -> None:
     """Check by targets and losses that the dual belongs to these examples."""
-    check_targets(dual, found.targets)
-    held, (told, sizes) = dual.num_examples * on_host(dual.loss), found.losses
+    check_targets(dual, result.targets)
+    losses, (told, sizes) = dual.num_examples * on_host(dual.loss), result.losses
     # Rounding adds up over the moves of a block.
     rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
-    wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + _MASSES  # False where NaN
+    wrong = (losses - told).abs() > rounding * (sizes + losses.abs().max()) + _MASSES  # False where NaN
     if bool(wrong.any()):
         examples = (wrong.nonzero().flatten() + dual.own.start).tolist()
         raise RuntimeError(
-            f"the losses of {len(examples)} blocks are not those of the outputs that they hold, of examples "
-            f"{examples[:5]} among them: costs have changed, the dual was edited, or loss_potentials() does not say "
-            "what loss() does (see torchssvm.check). Load an earlier checkpoint, or make a new DualState"
+            f"the losses of {len(examples)} blocks, examples {examples[:5]} among them, contradict their outputs: "
+            "use unchanged costs, and run torchssvm.check(...)"
         )
 
 
 class _Sizes(NamedTuple):
-    """Squared lengths of held weights w, and of those that were recomputed, v and its clipped weights w'."""
+    """Squared lengths of the head's weights w, and of the recomputed v and its clipped weights w'."""
 
-    held: float  # ``|w|^2``
+    weights: float  # ``|w|^2``
     unclipped: float  # ``|v|^2``
     clipped: float  # ``|w'|^2``
     dual: float  # ``<w', v - w'/2>``, which the dual subtracts ``lam`` times
-    drifted: float  # ``|u - v|^2``, with u the held v
+    drifted: float  # ``|u - v|^2``, with u = ``dual.unclipped``
     moved: float  # ``|w - w'|^2``
     loss: float  # ``sum_i l_i`` of this process
     numbers: Tensor  # v as ``flat`` gives it
 
     @classmethod
     def of(cls, dual: DualState, weights: list[Tensor]) -> _Sizes:
-        """All of them, after one wait for a device."""
         w, v, loss = flat(dual.parameters), flat(weights), float(on_host(dual.loss).sum())
         if not dual.box.has_bounds:
             moved = w - v
-            held, square, distance = scalars(w @ w, v @ v, moved @ moved)
-            return cls(held, square, square, square / 2, distance, distance, loss, v)
+            length, square, distance = scalars(w @ w, v @ v, moved @ moved)
+            return cls(length, square, square, square / 2, distance, distance, loss, v)
         clipped = flat(dual.box.clip(weights))
         drifted, moved = flat(dual.unclipped) - v, w - clipped
         products = w @ w, v @ v, clipped @ clipped, clipped @ (v - clipped / 2), drifted @ drifted, moved @ moved
@@ -328,10 +320,10 @@ class _Sizes(NamedTuple):
 
 
 def _far(dual: DualState, sizes: _Sizes) -> bool:
-    """Whether the recomputed w(alpha) differs from the held weights by more than rounding."""
+    """Whether the recomputed w(alpha) differs from the head's weights by more than rounding."""
     length = sizes.clipped**0.5
     allowed = 1e4 * torch.finfo(dual.parameters[0].dtype).eps * max(length, dual.held_norm)
-    if dual.norm_changed(sizes.held**0.5):  # the head holds other weights now, such as an average
+    if dual.norm_changed(sizes.weights**0.5):  # the head holds other weights now, such as an average
         return abs(length - dual.held_norm) > allowed
     return sizes.moved**0.5 > allowed
 
@@ -352,7 +344,7 @@ def recompute_weights(
         moved: Whether features may have moved, which ``Weights()`` cannot follow.
 
     Returns:
-        The relative change of the weights; under bounds, that of v.
+        The relative change of the weights; under bounds, the relative change of v.
 
     Raises:
         ValueError: An example is missing or duplicated, the head has other weights than the dual, or the storage keeps
@@ -368,9 +360,7 @@ def recompute_weights(
     """
     check_dual(dual)
     if moved and dual.storage.needs_gradients:
-        raise ValueError(
-            f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
-        )
+        raise ValueError(f"storage={type(dual.storage).__name__}() keeps old features: use MeanParts() or Labelings()")
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
 
     def add_up() -> None:
@@ -411,17 +401,17 @@ class FactorwiseCertificate(Certificate):
     GDMM brings ``relaxed_gap`` to 0, and stops on it. On label sets ``gap`` may stay positive:
     :meth:`torchssvm.GDMM.dual_state` lets BCFW continue on P.
 
-    ``primal`` is that of the weights that the head holds; an upper bound of it unless ``exact``, that is, unless every
-    example was decoded exactly. ``dual`` is the largest dual objective of the means of outputs in all certificates so
-    far, ``relaxed_dual`` that of their points of the local polytope. ``passes`` are those of GDMM; ``oracle_calls``
-    counts the decodings of certificates, as nothing else decodes.
+    ``primal`` belongs to the head's weights; it is an upper bound unless every example was decoded exactly (``exact``).
+    ``dual`` is the largest dual objective of the means of outputs in all certificates so far, ``relaxed_dual`` the
+    largest of their points of the local polytope. ``passes`` counts GDMM's passes, ``oracle_calls`` the decodings of
+    certificates, as nothing else decodes.
 
     Attributes:
         relaxed_primal: An upper bound of ``P'(w)``, at the same weights.
         relaxed_dual: A lower bound of min P'.
         relaxed_gap: ``relaxed_primal - relaxed_dual``.
         has_relaxation: Whether the local polytope is larger than the hull of the outputs, as on label sets. Otherwise
-            the three bounds of the relaxation are those of the problem.
+            the bounds of the relaxation equal the problem's.
         violation: Mean total variation ``1/2 |M pi_f - pi_j|_1`` over all pairs of a factor and its variable; 0 to 1.
         worst_violation: The largest total variation.
 
@@ -440,8 +430,8 @@ class FactorwiseCertificate(Certificate):
 
     @property
     def gaps(self) -> str:
-        """The gap of the problem, and that of the relaxation where there is one."""
-        relaxation = f", that of the relaxation {self.relaxed_gap:.6g}" if self.has_relaxation else ""
+        """The gap of the problem, and of its relaxation if it has one."""
+        relaxation = f", relaxed gap {self.relaxed_gap:.6g}" if self.has_relaxation else ""
         return super().gaps + relaxation
 
     def __str__(self) -> str:

@@ -69,11 +69,11 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no check found a problem."""
+        """Whether every check passed."""
         return all(finding.problem is None for finding in self.findings)
 
     def raise_if_wrong(self) -> None:
-        """Raise ValueError with the whole table if a check found a problem."""
+        """Raise ValueError with the whole table if a check failed."""
         if not self.ok:
             raise ValueError(f"the head or the structure is not valid:\n{self}")
 
@@ -125,16 +125,13 @@ def check(
         True
     """
     if not isinstance(head, nn.Module) or not isinstance(structure, Structure) or not isinstance(batch, Batch):
-        raise TypeError(
-            f"check(head, structure, batch) takes a module, a torchssvm.Structure and a torchssvm.Batch, not a "
-            f"{type(head).__name__}, a {type(structure).__name__} and a {type(batch).__name__}"
-        )
+        raise TypeError("check(head, structure, batch) takes a Module, a Structure and a Batch, not these")
     args = (batch.x,) if batch.lengths is None else (batch.x, batch.lengths)
     findings = [_examine("head is linear in its weights", linearity_error, head, args)]
     weights = list(head.parameters())
     named = dict(head.named_parameters())
     if unknown := sorted(set(bounds or {}) - set(named)):
-        raise ValueError(f"bounds names {unknown}, and the parameters of the head are {sorted(named)}")
+        raise ValueError(f"bounds names {unknown}, but head has the parameters {sorted(named)}")
     box = Box(weights, [(bounds or {}).get(name, (None, None)) for name in named])
     generator = torch.Generator().manual_seed(0)
     with weights_kept(weights):
@@ -156,10 +153,9 @@ def check(
 
 
 def _compiled_error(head: nn.Module, structure: Structure, batch: Batch) -> str | None:
-    """How certificates of the two loops differ, after some visits of a compiled loop of its own."""
-    own = copy.deepcopy(head).cpu()
+    trial = copy.deepcopy(head).cpu()
     try:
-        find_adapter(own)
+        find_adapter(trial)
     except TypeError as error:
         raise Skipped(str(error)) from None
     if not structure.same_as(head.structure):  # type: ignore[arg-type]
@@ -171,20 +167,20 @@ def _compiled_error(head: nn.Module, structure: Structure, batch: Batch) -> str 
         (MeanParts(), FrankWolfe(), MaxOracle()),
     ):
         with torch.no_grad():
-            for p in own.parameters():
+            for p in trial.parameters():
                 p.zero_()
-        dual = DualState.for_head(own, n, 0.1, structure=structure, storage=storage)
-        loop = CompiledBCFW(own, dual, [batch], direction=direction, oracle=oracle)
+        dual = DualState.for_head(trial, n, 0.1, structure=structure, storage=storage)
+        loop = CompiledBCFW(trial, dual, [batch], direction=direction, oracle=oracle)
         rounding = 1e-4 if dual.parameters[0].dtype is torch.float32 else 1e-9
         for _ in range(2):
             loop.visit(torch.arange(n).repeat(4))
-            here, there = loop.certify(refresh=False), certify(own, dual, [batch], refresh=False)
+            compiled, plain = loop.certify(refresh=False), certify(trial, dual, [batch], refresh=False)
             for name in ("primal", "dual"):
-                found, right = getattr(here, name), getattr(there, name)
-                if abs(found - right) > rounding * max(abs(there.primal), abs(right)):
-                    return f"the {name} of the compiled loop is {found:.6g}, and that of the structure {right:.6g}"
-            if (drift := max(here.drift, there.drift)) > 100 * rounding:
-                return f"the weights of the compiled loop differ by {drift:.2g} from those of its blocks"
+                value, right = getattr(compiled, name), getattr(plain, name)
+                if abs(value - right) > rounding * max(abs(plain.primal), abs(right)):
+                    return f"the {name} of the compiled loop is {value:.6g}, of the structure {right:.6g}"
+            if (drift := max(compiled.drift, plain.drift)) > 100 * rounding:
+                return f"the weights of the compiled loop differ by {drift:.2g} from its blocks'"
             loop.certify()
     return None
 
@@ -204,7 +200,7 @@ def _random_weights(weights: list[nn.Parameter], box: Box, generator: torch.Gene
 
 
 def _potentials_at(head: nn.Module, args: tuple[Any, ...], weights: list[Tensor]) -> Potentials:
-    """What the head gives for these weights; its own, and its buffers, stay as they are."""
+    """The head's potentials for these weights; the head does not change."""
     values = {name: buffer.clone() for name, buffer in head.named_buffers()}
     values.update(zip(dict(head.named_parameters()), weights, strict=True))
     return as_potentials(functional_call(head, values, args))
@@ -217,8 +213,8 @@ def _random_potentials(
     for _ in range(ROUNDS):
         if box.has_bounds:
             with torch.no_grad():
-                found = _potentials_at(head, args, _random_weights(list(head.parameters()), box, generator))
-            yield found
+                drawn = _potentials_at(head, args, _random_weights(list(head.parameters()), box, generator))
+            yield drawn
         else:
             noise = {
                 name: torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
@@ -230,7 +226,7 @@ def _random_potentials(
 def _learned(
     head: nn.Module, args: tuple[Any, ...], structure: Structure, target: Any, box: Box
 ) -> Iterator[Potentials]:
-    """Potentials for the weights of a perceptron, which come to favour the targets: so do those of training."""
+    """Potentials for the weights of a perceptron, which come to favour the targets, as in training."""
     weights = box.clip([torch.zeros_like(p) for p in head.parameters()])
     for _ in range(ROUNDS):
         leaves = [weight.detach().requires_grad_() for weight in weights]
@@ -239,15 +235,14 @@ def _learned(
         plain = potentials.detach()
         yield plain
         with torch.enable_grad():
-            found = as_decoding(structure.argmax(plain)).labeling
-            own, other = (conform(structure.parts(each), plain, "parts") for each in (target, found))
-            gain = inner(subtract(own, other), potentials.tensors).sum()
+            best = as_decoding(structure.argmax(plain)).labeling
+            true, other = (conform(structure.parts(each), plain, "parts") for each in (target, best))
+            gain = inner(subtract(true, other), potentials.tensors).sum()
             steps = torch.autograd.grad(gain, leaves, materialize_grads=True)
         weights = box.clip([weight.detach() + step for weight, step in zip(leaves, steps, strict=True)])
 
 
 def _samples(structure: Structure, others: Iterable[Potentials], target: Any) -> list[Any]:
-    """Outputs to compare with: the target, and the oracle's outputs for other potentials."""
     samples = [target]
     for potentials in others:
         try:
@@ -273,7 +268,7 @@ class Trial:
 
     ``potentials`` are the head's for random weights, ``target`` is from ``check_target``, ``samples`` are outputs: the
     target, and the oracle's outputs for other potentials; ``generator`` is the source of further random numbers;
-    ``learned`` are potentials that come to favour the target, as those of training do.
+    ``learned`` are potentials that come to favour the target, as in training.
     """
 
     structure: Structure
@@ -364,9 +359,9 @@ def parts_error(trial: Trial) -> None:
 
 def loss_error(trial: Trial) -> str | None:
     """Is the loss 0 at the target, and finite and non-negative elsewhere?"""
-    own = trial.structure.loss(trial.target, trial.target)
-    if bool((own != 0).any()):
-        return f"loss(target, target) is {own.tolist()}"
+    zero = trial.structure.loss(trial.target, trial.target)
+    if bool((zero != 0).any()):
+        return f"loss(target, target) is {zero.tolist()}"
     for labeling in trial.samples:
         loss = trial.structure.loss(labeling, trial.target)
         negative = bool((loss < 0).any()) and trial.structure.known_scores(trial.potentials) is None
@@ -383,12 +378,12 @@ def loss_potentials_error(trial: Trial) -> str | None:
     except NotImplementedError:
         if type(structure).augmented_argmax is Structure.augmented_argmax:
             raise
-        raise Skipped("there are no loss_potentials, and the structure's own oracle needs none") from None
+        raise Skipped("the structure has no loss_potentials, and its oracle needs none") from None
     for labeling in trial.samples:
         parts = trial.parts(labeling)
-        own = {name: parts[name] for name in delta}
-        claimed = inner(own, delta) + constant
-        one, other = ({name: t.abs() for name, t in some.items()} for some in (own, delta))
+        shared = {name: parts[name] for name in delta}
+        claimed = inner(shared, delta) + constant
+        one, other = ({name: t.abs() for name, t in some.items()} for some in (shared, delta))
         summed = inner(one, other) + constant.abs()
         loss = structure.loss(labeling, trial.target).to(torch.float64)
         if bool(((claimed - loss).abs() > 1e-4 * loss.abs() + 1e-5 * summed).any()):
@@ -410,7 +405,7 @@ def resize_error(trial: Trial) -> str | None:
 
 
 def relative_scores_error(trial: Trial) -> str | None:
-    """Does the structure's own ``relative_scores`` equal that of the parts?"""
+    """Does ``relative_scores`` equal the one computed from the parts?"""
     structure, potentials = trial.structure, trial.potentials.detach()
     if type(structure).relative_scores is Structure.relative_scores:
         raise Skipped("it is not overridden")
@@ -427,7 +422,7 @@ def relative_scores_error(trial: Trial) -> str | None:
 
 
 def mean_difference_error(trial: Trial) -> str | None:
-    """Does the structure's own ``mean_difference`` equal that of the parts?"""
+    """Does ``mean_difference`` equal the one computed from the parts?"""
     structure, potentials = trial.structure, trial.potentials.detach()
     if type(structure).mean_difference is Structure.mean_difference:
         raise Skipped("it is not overridden")
@@ -441,7 +436,7 @@ def mean_difference_error(trial: Trial) -> str | None:
 def target_error(trial: Trial) -> str | None:
     """Does the oracle return the target where nothing scores more?"""
     if trial.structure.known_scores(trial.potentials) is not None:
-        raise Skipped("some scores are known, beside those of the weights")
+        raise Skipped("some scores are known, beside the weights' scores")
     wrong = unreachable(trial.structure, trial.potentials.detach(), trial.target)
     if wrong is None:
         raise Skipped("the oracle is not exact, and gives no bound")
@@ -475,23 +470,23 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
     def score(labeling: Any) -> Tensor:
         return inner(trial.parts(labeling), scores)
 
-    own = None if target is None else score(target)
+    target_score = None if target is None else score(target)
 
     def value(labeling: Any) -> Tensor:
-        if own is None:
+        if target_score is None:
             return score(labeling)
         # Training maximises by `difference`, which a structure may redefine (slack rescaling).
         gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
-        return own + gain + structure.loss(labeling, target)
+        return target_score + gain + structure.loss(labeling, target)
 
-    found = as_decoding(
+    decoding = as_decoding(
         structure.argmax(potentials) if target is None else structure.augmented_argmax(potentials, target)
     )
-    best = value(found.labeling)
+    best = value(decoding.labeling)
     slack = 1e-4 * (_size(structure, potentials) + best.abs())
-    if found.value is not None and bool(((found.value - best).abs() > slack).any()):
-        return f"it says value {found.value.tolist()}, its output has {best.tolist()}"
-    ceiling = best if found.exact or found.bound is None else found.bound
+    if decoding.value is not None and bool(((decoding.value - best).abs() > slack).any()):
+        return f"it says value {decoding.value.tolist()}, its output has {best.tolist()}"
+    ceiling = best if decoding.exact or decoding.bound is None else decoding.bound
     others: Iterable[Any] = trial.samples
     every = structure.enumerate(potentials)
     if every is not None:
@@ -503,7 +498,7 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
             raise ValueError(
                 f"enumerate(potentials) must yield labelings of the whole batch, one after another: {error}"
             ) from error
-        if len(listed) <= _MOST_LABELINGS and not found.relaxed:
+        if len(listed) <= _MOST_LABELINGS and not decoding.relaxed:
             most = torch.stack(values).amax(0)
             if bool((best > most + slack).any()):
                 row = int((best > most + slack).nonzero()[0])
@@ -524,7 +519,7 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
 
 
 def padding_error(trial: Trial) -> str | None:
-    """Are parts zero in the padding, and does noise there leave the maximum unchanged?"""
+    """Are parts zero in the padding, and does noise in it leave the maximum unchanged?"""
     structure, potentials, target = trial.structure, trial.potentials, trial.target
     if potentials.lengths is None:
         raise Skipped("the batch has no lengths")

@@ -60,7 +60,7 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         {'epoch': 3}
     """
     if not contents:
-        raise ValueError(f"there is nothing to save to {os.fspath(path)}: give objects by name, as optim=optim")
+        raise ValueError("contents are empty: give objects by name, as optim=optim")
     objects = {name: value for name, value in contents.items() if _is_object(name, value)}
     ranks = Ranks.here()
     states: dict[str, Any] = {}
@@ -79,7 +79,7 @@ def _write(
     states: dict[str, Any],
     random: list[dict[str, Any]] | None,
 ) -> None:
-    """Write the states of ``objects`` and the other ``contents``; ``random`` has one state for each process."""
+    """Write ``states`` of ``objects`` and the other ``contents``; ``random`` has one state for each process."""
     _check_duals(objects, states)
     content = {
         "kind": _KIND,
@@ -100,9 +100,7 @@ def _write(
             if not wrong:
                 raise
             raise ValueError(
-                f"{wrong} cannot be loaded again without running code: a state or value holds tensors, numbers, "
-                "strings, None, and lists, tuples and dicts of them, and for example no array or number of NumPy "
-                f"(torch.from_numpy(array) and float(number) make others of them): {error}"
+                f"{wrong} cannot be loaded without running code: use tensors, numbers, strings, lists, tuples, dicts"
             ) from error
 
 
@@ -134,10 +132,10 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         {}
     """
     ranks = Ranks.here()
-    found, content = ranks.run_on_all(lambda: _read_checked(path, objects))
+    whole, content = ranks.run_on_all(lambda: _read_checked(path, objects))
     states, values = content["objects"], content["values"]
     if ranks:
-        ranks.check_same(path=(found.name, zlib.crc32(found.read_bytes())))
+        ranks.check_same(path=(whole.name, zlib.crc32(whole.read_bytes())))
     objects = {name: value for name, value in objects.items() if value is not None and _is_object(name, value, True)}
     random = _random_state(content["random"]) if random_state else None
     stateful = {name: value for name, value in objects.items() if isinstance(value, Stateful)}
@@ -148,7 +146,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             try:
                 value.check_state(states[name])
             except ValueError as error:
-                raise _refused(found, name, error) from error
+                raise _refused(whole, name, error) from error
 
     ranks.run_on_all(check)
     before = {name: copy.deepcopy(value.state_dict()) for name, value in others.items()}  # torch's states are views
@@ -159,7 +157,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             for again, value in others.items():
                 value.load_state_dict(before[again])
             if isinstance(error, ValueError | TypeError | KeyError | RuntimeError):
-                raise _refused(found, name, error) from error
+                raise _refused(whole, name, error) from error
             raise
     with undisturbed():  # the states were checked; an average belongs to a step of its dual, and comes last
         for name in sorted(stateful, key=lambda name: isinstance(stateful[name], Average)):
@@ -173,40 +171,29 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
 
 
 def _read_checked(path: str | os.PathLike[str], objects: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The file and its content, once it is known to hold these objects."""
     path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise ValueError(f"{path} is no file: give the path that was given to save_checkpoint")
-    found = whole_or_previous(path)
-    content = _read(found)
-    states, values = content["objects"], content["values"]
-    if unknown := sorted(set(objects) - set(states)):
-        where = " (values are returned, not given)" if set(unknown) & set(values) else ""
-        raise ValueError(f"{found} holds {sorted(states)}, and not {unknown}{where}: load what was saved")
-    if missing := sorted(set(states) - set(objects)):
-        raise ValueError(f"{found} holds {missing} too: give them by name, or None to leave one out")
-    return found, content
+    whole = whole_or_previous(path)
+    content = _read(whole)
+    if (saved := sorted(content["objects"])) != (given := sorted(objects)):
+        raise ValueError(f"objects {given} are not the saved {saved}: name each, with None to leave one out")
+    return whole, content
 
 
 def _is_object(name: str, value: Any, required: bool = False) -> bool:
-    """Whether a value has a state; a class, or none where it is ``required``, is refused."""
-    if isinstance(value, type):
-        raise TypeError(f"{name}={value.__name__} is a class: give an object")
+    """Whether a value has a state, as a ``required`` one must."""
     has = all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict"))
-    if required and not has:
-        raise TypeError(f"{name} is a {type(value).__name__}, which has no load_state_dict: give the object to load")
+    if isinstance(value, type) or (required and not has):
+        raise TypeError(f"{name}={value!r} must be an object with state_dict and load_state_dict")
     return has
 
 
-def _random_state(held: Any) -> RandomState | None:
-    """The random state of this process; None if there is none for it."""
+def _random_state(saved: Any) -> RandomState | None:
     ranks = Ranks.here()
-    every = held if isinstance(held, list) else [held]
+    every = saved if isinstance(saved, list) else [saved]
     return RandomState(every[ranks.rank]) if len(every) == ranks.size and every[ranks.rank] is not None else None
 
 
 def _check_duals(objects: dict[str, Any], states: dict[str, Any]) -> None:
-    """Raise ValueError if an object would be saved without its dual, which holds the training result."""
     kept = {id(value) for value in objects.values() if isinstance(value, DualState)}
     kept |= {
         id(value.dual)
@@ -216,14 +203,10 @@ def _check_duals(objects: dict[str, Any], states: dict[str, Any]) -> None:
     for name, value in objects.items():
         dual = value.bound_dual if isinstance(value, GapBatchSampler) else getattr(value, "dual", None)
         if isinstance(dual, DualState) and id(dual) not in kept:
-            raise ValueError(
-                f"{name} is saved without the dual that it belongs to, which holds what was trained: give "
-                "optim=optim too, or dual=dual"
-            )
+            raise ValueError(f"{name} needs its dual, which holds the training result: save optim=optim or dual=dual")
 
 
 def _survives(value: Any) -> bool:
-    """Whether a value can be loaded again."""
     file = io.BytesIO()
     try:
         torch.save(value, file)
@@ -235,21 +218,16 @@ def _survives(value: Any) -> bool:
 
 
 def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """The content of a file, if it is a checkpoint."""
     try:
         content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
-        raise ValueError(
-            f"{path} is no checkpoint of save_checkpoint: it cannot be loaded without running code: {error}"
-        ) from error
+        raise ValueError(f"{path} is no checkpoint: give a file of save_checkpoint") from error
     if not isinstance(content, dict) or content.get("kind") != _KIND:
-        raise ValueError(f"{path} was not written by save_checkpoint: load it with torch.load, or what wrote it")
+        raise ValueError(f"{path} is no checkpoint: give a file of save_checkpoint")
     if content.get("format") != _FORMAT:
         raise ValueError(f"{path} has format {content.get('format')}, this version reads format {_FORMAT}")
-    if not all(isinstance(content.get(name), dict) for name in ("objects", "values")) or "random" not in content:
-        raise ValueError(f"{path} is no whole checkpoint: it has only {sorted(content)}")
     return content
 
 
 def _refused(path: Path, name: str, error: BaseException) -> ValueError:
-    return ValueError(f"{path}: {name} refuses its state, and nothing has changed: {error}")
+    return ValueError(f"{path} has a state that {name} refuses: {error}")

@@ -35,7 +35,7 @@ class LatentReport:
 
     Attributes:
         objectives: The objective at the start and after each round that lowered it; not convex, and never rising.
-        certificate: That of the last round's problem, whose hidden parts are fixed; it says nothing of the whole.
+        certificate: Of the last round's problem, whose hidden parts are fixed; it says nothing of the whole.
         settled: Whether another round would have the same hidden parts, or could not lower the objective.
 
     Example:
@@ -70,8 +70,8 @@ def latent(
 ) -> LatentReport:
     """Train a head where targets have a hidden part (Yu and Joachims, 2009).
 
-    The hidden parts of the first round are those of the highest score at the weights that the head holds, or drawn at
-    random if these are zero. Results depend on them: where something is known, such as that the brightest place is a
+    The hidden parts of the first round have the highest score at the head's weights, or are drawn at random if these
+    are zero. Results depend on them: where something is known, such as that the brightest place is a
     good guess, put it into the weights.
 
     It runs :class:`torchssvm.solvers.LatentTrainer`, whose objective is not convex: each round is certified, the whole
@@ -83,8 +83,8 @@ def latent(
         structure: A structure with ``complete``, such as ``HiddenStates``; None is ``head.structure``. One of states,
             such as ``Chain``, is taken as ``HiddenStates(structure)``, for labels of -100 or sets of labels.
         tolerance: The certified gap of each round; None is ``Relative(0.01)``.
-        solver: As in :func:`torchssvm.solve`, for mean parts in the torch loop; its seed is also that of hidden parts
-            that are drawn at random.
+        solver: As in :func:`torchssvm.solve`, for mean parts in the torch loop; its seed also draws random
+            hidden parts.
 
     Example:
         >>> structure = HiddenStates(Multiclass(6), shows=[0, 0, 1, 1, 2, 2])  # two templates for each class
@@ -144,9 +144,9 @@ class LatentTrainer(Stateful):
     ) -> None:
         check_dataset(dataset)
         if not len(dataset):
-            raise ValueError("the dataset is empty")
+            raise ValueError("dataset is empty: give at least one example")
         if Ranks.here():
-            raise ValueError("latent trains in one process: call it outside of a process group")
+            raise ValueError("latent trains in one process: call it outside a process group")
         self.structure: Any = find_structure(head, structure)
         if hasattr(self.structure, "num_states") and not hasattr(self.structure, "complete"):
             self.structure = HiddenStates(self.structure)
@@ -156,18 +156,18 @@ class LatentTrainer(Stateful):
         self.max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
         given = or_default(solver, Solver, "solver")
         if given.compiled or not (given.storage is None or type(given.storage) is MeanParts):
-            raise ValueError(f"solver={given}: hidden parts that change need storage=MeanParts() in the torch loop")
+            raise ValueError(f"solver={given} must use the torch loop with storage=MeanParts()")
         solver = replace(given, storage=given.storage or MeanParts(), compiled=False)
         random = torch.Generator().manual_seed(solver.seed)
-        held = [p.detach().clone() for p in head.parameters()]
+        initial = [p.detach().clone() for p in head.parameters()]
         self.data = _Completed(dataset)
-        first, _ = self._complete(None if any(bool(p.any()) for p in held) else random)
+        first, _ = self._complete(None if any(bool(p.any()) for p in initial) else random)
         self.loop: Any = make_trainer(head, self.data, lam, solver=solver, structure=self.structure, progress=False)
         self.data.rows = self.next = first
         try:
             self.objectives = [primal(head, self.structure, pass_over(self.data), self.loop.dual.lam).bound]
         except BaseException:
-            write(held, head.parameters())
+            write(initial, head.parameters())
             raise
         self.settled = False
         self._before: list[Tensor] | None = None  # the weights before the round under way
@@ -180,7 +180,7 @@ class LatentTrainer(Stateful):
             are dropped.
 
         Raises:
-            RuntimeError: ``complete`` has found a hidden part that scores less than the one before.
+            RuntimeError: ``complete`` has returned a hidden part that scores less than the one before.
         """
         self._move_duals()
         most = self.loop.dual.passes + self.max_passes
@@ -190,7 +190,7 @@ class LatentTrainer(Stateful):
             with undisturbed():
                 write(self._before, self.head.parameters())
                 self._before, self.settled = None, True
-            return self._of_held_weights(certificate)
+            return self._of_current_weights(certificate)
         completed, gain = self._complete()
         with undisturbed():
             self.next, self._before = completed, None
@@ -198,20 +198,20 @@ class LatentTrainer(Stateful):
             self.settled = _same(self.next, self.data.rows)
         return certificate
 
-    def _of_held_weights(self, certificate: Certificate) -> Certificate:
-        """The certificate with the primal of the weights that the head holds: its dual bounds theirs too."""
+    def _of_current_weights(self, certificate: Certificate) -> Certificate:
+        """The certificate with the primal of the head's weights, which its dual bounds too."""
         dual = self.loop.dual
-        held = primal(self.head, self.structure, pass_over(self.data), dual.lam)
-        bound = min(certificate.dual, held.bound)  # a dual above the primal is rounding
+        objective = primal(self.head, self.structure, pass_over(self.data), dual.lam)
+        bound = min(certificate.dual, objective.bound)  # a dual above the primal is rounding
         weights = dual.unclipped if dual.recomputed is None else dual.recomputed
         length = squared_norm(weights) ** 0.5
         distance = squared_norm(p.detach() - w for p, w in zip(dual.parameters, weights, strict=True)) ** 0.5
         return replace(
             certificate,
-            primal=held.bound,
+            primal=objective.bound,
             dual=bound,
-            gap=held.bound - bound,
-            exact=held.exact and not certificate.relaxed,
+            gap=objective.bound - bound,
+            exact=objective.exact and not certificate.relaxed,
             drift=distance / length if length > 0.0 else distance,
         )
 
@@ -226,7 +226,7 @@ class LatentTrainer(Stateful):
     @torch.no_grad()
     def _complete(self, random: torch.Generator | None = None) -> tuple[Rows, float]:
         """The completed targets at the weights of the head, or at random, and the mean gain of their scores."""
-        found, total = [[] for _ in range(len(self.data))], 0.0  # type: Rows, float
+        rows, total = [[] for _ in range(len(self.data))], 0.0  # type: Rows, float
         for batch, potentials in self._batches():
             target = self.structure.check_target(batch.y, potentials)
             asked = potentials
@@ -236,25 +236,22 @@ class LatentTrainer(Stateful):
             completed = self.structure.complete(asked, target)
             self.data.template = completed
             for row, number in enumerate(batch.index.tolist()):
-                found[number] = _row(completed, row, batch, potentials)
+                rows[number] = _row(completed, row, batch, potentials)
             if self.data.rows:
                 before = self.structure.check_target(self.data.targets(batch), potentials)
                 gain = inner(self.structure.difference(completed, before, potentials), potentials.tensors)
                 size = sum(t.abs().flatten(1).sum(1, dtype=torch.float64) for t in potentials.tensors.values())
                 if bool((gain < -1e3 * torch.finfo(potentials.dtype).eps * size).any()):
-                    raise RuntimeError(
-                        f"complete(potentials, target) of {self.structure} has found a hidden part that scores less "
-                        "than the one before: it must be the best one"
-                    )
+                    raise RuntimeError(f"complete() of {self.structure} must return the best hidden part")
                 total += float(gain.clamp(min=0.0).sum())
-        return found, total / len(self.data)
+        return rows, total / len(self.data)
 
     @undisturbed()
     @torch.no_grad()
     def _move_duals(self) -> None:
         """Take the next hidden parts: blocks keep their mean parts, and psi moves with the target's parts.
 
-        Then all blocks go towards their targets as far as the dual gains, so that it is at least that of a new one, 0.
+        Then all blocks go towards their targets as far as the dual gains, so that it is at least 0.
         """
         if self._before is None:  # else this round was interrupted
             self._before = [p.detach().clone() for p in self.head.parameters()]
@@ -318,8 +315,6 @@ class LatentTrainer(Stateful):
 
 
 class _Completed:
-    """The dataset with completed targets."""
-
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self._fetch = fetcher(dataset)
@@ -336,11 +331,10 @@ class _Completed:
 
     @staticmethod
     def collate(batch: Any) -> Batch:
-        """A batch is one already."""
         return batch
 
     def targets(self, batch: Batch, rows: Rows | None = None) -> Any:
-        """The completed targets of a batch's examples, padded by -1, as far as the data's own."""
+        """The completed targets of a batch's examples, padded by -1, as long as the data's targets."""
         padded = max((tensor.shape[1] for tensor in tree_tensors(batch.y) if tensor.ndim > 1), default=0)
         longest = -1 if batch.lengths is None else int(batch.lengths.max())
         several = [(self.rows if rows is None else rows)[number] for number in batch.index.tolist()]

@@ -27,9 +27,9 @@ class Evaluation:
         token_error: Share of wrong tokens among all tokens; None where labelings are not int64 ``[B]`` or ``[B, N]``.
         example_error: Share of examples with a wrong token, such as words with a wrong letter; None as above.
         num_examples: Number of examples.
-        exact: Whether decoding was exact for all of them; otherwise the results are those of an approximate decoder.
-        num_tokens: Number of tokens, that of the examples for classes; None as above.
-        losses: ``[num_examples]`` float64, that of each, in the order of the batches; None where they are not kept.
+        exact: Whether decoding was exact for all of them; otherwise the results come from an approximate decoder.
+        num_tokens: Number of tokens, for classes the number of examples; None as above.
+        losses: ``[num_examples]`` float64, one an example, in the order of the batches; None where they are not kept.
         unit: What is called a token here: the structure's ``unit``, such as a label.
 
     Example:
@@ -89,10 +89,10 @@ def evaluate(
 
     Args:
         forward: Head or model, ``(x)`` or ``(x, lengths)`` -> potentials. A module runs in evaluation mode; afterwards
-            every submodule is back in its own mode.
+            every submodule is back in its mode.
         batches: The examples: a map-style dataset with ``collate``, or an iterable of :class:`torchssvm.Batch` such as
             a ``DataLoader``.
-        device: The device to move batches to; None is that of the weights of ``forward``, if it has any.
+        device: The device to move batches to; None is the device of the weights of ``forward``, if it has any.
 
     Raises:
         ValueError: There are no examples, or a target does not fit.
@@ -104,8 +104,6 @@ def evaluate(
         >>> evaluate(head, head.structure, data).example_error < 0.1
         True
     """
-    if isinstance(forward, Structure):
-        raise TypeError(f"forward={forward} is a structure, which comes second: evaluate(head, structure, batches)")
     check_fits(forward, as_structure(structure), batches)
     if device is None and isinstance(forward, nn.Module):
         device = next((weights.device for weights in forward.parameters()), None)
@@ -116,9 +114,9 @@ def evaluate(
             batch = as_batch(batch) if device is None else to_device(as_batch(batch), device)
             potentials = apply_head(forward, batch)
             target = structure.check_target(to_device(batch.y, potentials.device), potentials)
-            found = as_decoding(structure.argmax(potentials))
-            labeling = found.labeling
-            exact &= found.exact
+            decoding = as_decoding(structure.argmax(potentials))
+            labeling = decoding.labeling
+            exact &= decoding.exact
             losses = structure.task_loss(labeling, target)
             loss += float(losses.sum(dtype=torch.float64))
             each.append(losses.detach().to("cpu", torch.float64))
@@ -131,7 +129,7 @@ def evaluate(
             tokens += int(counts[1].sum())
             spoilt += int((counts[0] > 0).sum())
     if not examples:
-        raise ValueError("batches held no example to evaluate")
+        raise ValueError("batches are empty: give at least one example")
     return Evaluation(
         loss=loss / examples,
         token_error=wrong / max(tokens, 1) if counted else None,
@@ -145,11 +143,11 @@ def evaluate(
 
 
 def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """The evaluation of all examples of several, each by a head of its own."""
+    """One evaluation of all examples of several evaluations, such as folds."""
     n, tokens = sum(part.num_examples for part in parts), [part.num_tokens or 0 for part in parts]
     counted, losses = parts[0].num_tokens is not None, [part.losses for part in parts if part.losses is not None]
     loss = sum(part.loss * part.num_examples for part in parts)
-    wrong = sum((part.token_error or 0.0) * own for part, own in zip(parts, tokens, strict=True))
+    wrong = sum((part.token_error or 0.0) * count for part, count in zip(parts, tokens, strict=True))
     spoilt = sum((part.example_error or 0.0) * part.num_examples for part in parts)
     return Evaluation(
         loss=loss / n,
@@ -183,10 +181,10 @@ def fit_temperature(structure: Structure, examples: Iterable[tuple[Potentials, A
     def slope(factor: float) -> float:
         """The derivative of the negative log-likelihood by 1/T, which grows with 1/T."""
         total = 0.0
-        for potentials, own in scored:
+        for potentials, score in scored:
             tensors = potentials.tensors
             warm = potentials.replace({name: factor * tensor for name, tensor in tensors.items()})
-            total += float(inner(structure.marginals(warm).parts, tensors).sum()) - own
+            total += float(inner(structure.marginals(warm).parts, tensors).sum()) - score
         return total
 
     low, high = math.log(1e-3), math.log(1e3)

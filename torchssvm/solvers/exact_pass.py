@@ -109,15 +109,10 @@ def primal(
     as_structure(structure)
     num_examples = None if num_examples is None else check_whole(num_examples, "num_examples")
     if parameters is None:
-        if not isinstance(head, nn.Module):
-            raise ValueError(
-                f"parameters=None, and head is a {type(head).__name__}, not an nn.Module: pass the weights that are "
-                "regularised"
-            )
-        parameters = head.parameters()
+        parameters = head.parameters() if isinstance(head, nn.Module) else ()
     weights = list(parameters)
     if not weights:
-        raise ValueError("parameters are empty: the head has no weights")
+        raise ValueError("parameters are empty: pass the regularised weights")
     hinges = bounds = 0.0
     count, exact = 0, True
     head, leaves = in_float64(head, weights)
@@ -144,15 +139,10 @@ def primal(
 def _check_batch(index: Tensor, potentials: Potentials, dtype: torch.dtype, num_examples: int | None) -> Tensor:
     size = potentials.batch_size
     check_int64(index, "index", (size,), ", one number for each example")
-    if not size:
-        raise ValueError("a batch is empty: index holds no example")
-    if int(index.min()) < 0 or (num_examples is not None and int(index.max()) >= num_examples):
-        raise ValueError(f"index holds {int(index.min())} to {int(index.max())}, and num_examples={num_examples}")
+    if not size or int(index.min()) < 0 or (num_examples is not None and int(index.max()) >= num_examples):
+        raise ValueError(f"index={index.tolist()} must hold at least one example, below num_examples={num_examples}")
     if potentials.dtype != dtype:
-        raise TypeError(
-            f"the potentials are {potentials.dtype} and the head's weights {dtype}: run the head in the dtype of its "
-            "weights, with autocast off"
-        )
+        raise TypeError(f"potentials are {potentials.dtype} and the weights {dtype}: run the head without autocast")
     return index
 
 
@@ -168,9 +158,9 @@ def every_example(
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
 
-    Potentials are differentiable with ``grad``; batches are moved to ``device``. ``check`` makes of ``(index,
-    potentials)`` the numbers of the examples among those of this pass, or raises. There are ``num_examples``, None is
-    the largest number plus 1; ``first`` is the index of the example with the number 0.
+    Potentials are differentiable with ``grad``; batches are moved to ``device``. ``check(index, potentials)`` returns
+    the numbers of the examples in this pass, or raises. There are ``num_examples``, None is the largest number plus 1;
+    ``first`` is the index of example number 0.
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
     for batch in check_batches(batches):
@@ -183,18 +173,15 @@ def every_example(
         if (more := max(numbers) + 1 - len(seen)) > 0:
             seen = torch.cat([seen, torch.zeros(more, dtype=torch.bool)])
         if bool(seen[places].any()) or len(set(numbers)) < len(numbers):
-            raise ValueError(
-                f"batches gave an example twice, and a pass needs every training example exactly once: {OLD_NUMBERS}"
-            )
+            raise ValueError(f"batches gave an example twice: {OLD_NUMBERS}")
         seen[places] = True
         yield batch, potentials, index
     if not len(seen):
-        raise ValueError("batches are empty: a pass needs every training example once")
+        raise ValueError("batches are empty: give every training example once")
     if not bool(seen.all()):
         missing = ((~seen).nonzero().flatten() + first).tolist()
         raise ValueError(
-            f"batches left out {len(missing)} of {len(seen)} examples, {missing[:5]} among them: a pass needs "
-            "every training example once (no drop_last, no sampling)"
+            f"batches left out {len(missing)} of {len(seen)} examples, {missing[:5]} among them: give each once"
         )
 
 
@@ -272,7 +259,7 @@ def _decode(structure: Structure, potentials: Potentials, target: Labeling) -> O
 
 
 class ExactPass(NamedTuple):
-    """The results of one pass over all examples at the weights that the head holds; the pass changes nothing."""
+    """The results of one pass over all examples at the head's weights; the pass changes nothing."""
 
     hinges: float  # ``sum_i H_i``; with an approximate oracle, an upper bound of it
     exact: bool  # whether the oracle was exact for every example
@@ -344,16 +331,13 @@ def every_block(
     Raises ValueError unless the potentials come from the dual's weights alone.
     """
     if isinstance(head, nn.Module) and _names_of(head, dual.parameters) is None:
-        raise ValueError(
-            f"head={type(head).__name__}(...) has other weights than the dual: pass the dual's head, or for other "
-            "weights use torchssvm.solvers.primal"
-        )
+        raise ValueError(f"head={type(head).__name__} has other weights than the dual: pass its head, or use primal")
     call, leaves = in_float64(head, dual.parameters)
-    own, device = dual.own, dual.parameters[0].device
-    batches = restrict(batches, own) if dual.ranks else batches
+    local, device = dual.own, dual.parameters[0].device
+    batches = restrict(batches, local) if dual.ranks else batches
     check = partial(check_batch, dual, dtype=leaves[0].dtype)
     checked = False
-    for batch, potentials, index in every_example(call, batches, device, check, len(own), first=own.start):
+    for batch, potentials, index in every_example(call, batches, device, check, len(local), first=local.start):
         if not checked:
             check_depends(potentials, dual.structure, leaves)
             checked = True

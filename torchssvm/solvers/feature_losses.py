@@ -86,10 +86,7 @@ class SoftmaxMargin(nn.Module):
         super().__init__()
         as_structure(structure)
         if not has_marginals(structure):
-            raise ValueError(
-                f"structure={structure} has no marginals(potentials), which the softmax-margin sums over all outputs "
-                "with: use StructuredHinge(structure), which needs a max oracle only"
-            )
+            raise ValueError(f"structure={structure} has no marginals(potentials): use StructuredHinge(structure)")
         self.structure = structure
         self.temperature = check_number(temperature, "temperature", above=0.0)
 
@@ -114,8 +111,7 @@ class SoftmaxMargin(nn.Module):
                 delta, constant = loss_by_name(structure, target, potentials)
             except NotImplementedError as error:
                 raise ValueError(
-                    f"structure={structure} has no loss_potentials(target), which the softmax-margin adds to the "
-                    "potentials: use StructuredHinge(structure), which needs a max oracle only"
+                    f"structure={structure} has no loss_potentials(target): use StructuredHinge(structure)"
                 ) from error
             scores = augmented(potentials, delta).tensors
             cooled = {name: tensor / temperature for name, tensor in scores.items()}
@@ -132,10 +128,9 @@ class SoftmaxMargin(nn.Module):
 
 
 def _filled(given: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
-    """The potentials, of one example at least."""
     potentials = as_potentials(given)
     if not potentials.batch_size:
-        raise ValueError("the batch is empty: there is no mean of its examples")
+        raise ValueError("potentials are empty: give at least one example")
     return potentials
 
 

@@ -26,21 +26,17 @@ class Start(NamedTuple):
     """What a run goes on from."""
 
     dual: DualState  # an earlier run's
-    kept: Tensor  # [n] int64, the place that each example had there, -1 for a new one
+    kept: Tensor  # [n] int64, the place that each example had in the earlier dataset, -1 for a new one
     weights: list[Tensor] | None  # v of that dual; None where others than it have written to its head
 
 
 def check_start(
     dual: DualState, kept: Tensor | None, n: int, head: nn.Module, structure: Structure, solver: Solver
 ) -> tuple[Start, Solver]:
-    """The start of a run, which nothing changes that happens to the head, and the solver with the storage of ``dual``.
-
-    Raises TypeError if ``dual`` is no DualState, and ValueError if ``kept`` is no such tensor, or the dual is of
-    another problem, or of another storage than that of the solver.
-    """
+    """The start of a run, independent of later changes of the head, and the solver with the storage of ``dual``."""
     old = check_dual(dual).num_examples
     if Ranks.here() or dual.ranks:
-        raise ValueError(f"start={dual} cannot go on in several processes: go on with other examples in one")
+        raise ValueError(f"start={dual} cannot go on in several processes: use one")
     if kept is None:
         places = torch.arange(n)
         places[old:] = -1
@@ -49,35 +45,23 @@ def check_start(
         places = places.cpu()
         if not -1 <= int(places.min()) <= int(places.max()) < old:
             raise ValueError(
-                f"kept has places from {int(places.min())} to {int(places.max())}: start has the examples 0 to "
-                f"{old - 1}, and -1 stands for a new one"
+                f"kept holds {int(places.min())} to {int(places.max())}: give places 0 to {old - 1}, or -1 if new"
             )
     if not structure.extends(dual.structure):
-        raise ValueError(
-            f"start={dual} is of another structure than {structure}, with other outputs or losses: train anew, without "
-            "start"
-        )
+        raise ValueError(f"start={dual} has another structure than {structure}: train without start")
     trained = list(head.parameters())
-    if (dtype := trained[0].dtype) is not dual.dtype:
-        raise ValueError(f"start={dual} has {dual.dtype} weights, and the head {dtype}: give features of one dtype")
     shapes, before = ([list(p.shape) for p in several] for several in (trained, dual.parameters))
-    if len(shapes) != len(before):
+    fixed = dual.storage.needs_gradients or dual.box.has_bounds
+    if trained[0].dtype is not dual.dtype or len(shapes) != len(before) or (fixed and shapes != before):
         raise ValueError(
-            f"start={dual} has {len(before)} weights, and the head {len(shapes)}: train anew, or with the same biases"
-        )
-    if shapes != before and (dual.storage.needs_gradients or dual.box.has_bounds):
-        raise ValueError(
-            f"start={dual} has weights of the shapes {before}, and the head {shapes}: bounds, and storage=Weights(), "
-            "go on with weights of the same shapes alone"
+            f"start={dual} has weights {dual.dtype} {before}, but the head {trained[0].dtype} {shapes}: train without "
+            "start"
         )
     storage = dual.storage.unbound()
     if solver.storage is None:
         solver = solver.with_rules(storage=storage)
     elif type(storage) is not type(solver.storage) or vars(storage) != vars(solver.storage):
-        raise ValueError(
-            f"storage={type(solver.storage).__name__}(...) of the solver is another than that of start={dual}, or of "
-            "another capacity: leave storage out"
-        )
+        raise ValueError(f"storage={type(solver.storage).__name__}(...) is not the storage of start: leave it out")
     changed = dual.norm_changed(squared_norm(dual.parameters) ** 0.5)
     weights = dual.unclipped if dual.recomputed is None else dual.recomputed
     return Start(dual, places, None if changed else [w.detach().clone() for w in weights]), solver
@@ -88,11 +72,11 @@ def go_on(
 ) -> None:
     """Give a new dual of the same storage the blocks of ``start``; new examples start at their targets.
 
-    The mean parts of a block are those of before; its loss, (1/n) times their mean loss, is multiplied by the old n
+    A block keeps its mean parts; its loss, (1/n) times their mean loss, is multiplied by the old n
     over the new one. Its gap is unknown, unless nothing has changed. The weights, ``w = (1/(lam n)) sum_i Phi_i^T
-    (p(y_i) - mu_i)``, are those of before times the old ``lam n`` over the new one, where no example has gone and those
-    that stay are ``unread``; else one pass without decoding makes them, as features may be others.
-    ``potentials`` are those of some examples.
+    (p(y_i) - mu_i)``, are multiplied by the old ``lam n`` over the new one if no example has gone and the kept ones are
+    ``unread``; else one pass without decoding makes them, as features may be others.
+    ``potentials`` belong to some examples.
 
     Raises RuntimeError for an example whose target is another, or whose features are where the storage keeps weights,
     and ValueError for one of another length.
@@ -149,6 +133,6 @@ def go_on(
 
 def _widened(weights: Tensor, like: Tensor) -> Tensor:
     """The weights with zeros behind them."""
-    found = torch.zeros_like(like)
-    found[tuple(map(slice, weights.shape))] = weights
-    return found
+    wide = torch.zeros_like(like)
+    wide[tuple(map(slice, weights.shape))] = weights
+    return wide

@@ -29,11 +29,11 @@ SHARE = 1 / 30
 
 
 def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = None) -> float:
-    """A lambda to begin with: a thirtieth of that at which one example alone is fitted by weights of its own.
+    """A lambda to begin with: a thirtieth of the lambda at which weights fit one example alone.
 
     At zero weights the output with the largest loss L_i violates the margin by L_i, and differs from the target by
     ``psi_i`` in the features. A full Frank-Wolfe step on this example changes its score by ``|psi_i|^2 / (lam n)``,
-    which is L_i at ``lam = |psi_i|^2 / (n L_i)``. The mean of these over some examples is what is divided by 30. So the
+    which is L_i at ``lam = |psi_i|^2 / (n L_i)``. The mean of these over some examples is divided by 30. So the
     scales of the features and of the loss are accounted for, which 1/n does not.
 
     Args:
@@ -53,31 +53,26 @@ def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = No
     check_dataset(dataset)
     n = len(dataset)
     if not n:
-        raise ValueError("dataset is empty: there is nothing to train on")
+        raise ValueError("dataset is empty: give at least one example")
     structure, fetch = find_structure(head, structure), fetcher(dataset)
     check_fits(head, structure, dataset)
     trial = copy.deepcopy(head)
     weights = [parameter.requires_grad_(True) for parameter in trial.parameters()]
     for weight in weights:
         nn.init.zeros_(weight)
-    hinge, found = StructuredHinge(structure), []
+    hinge, ratios = StructuredHinge(structure), []
     with torch.enable_grad(), full_precision(weights[0].device):
         for place in _spread(n):
             batch = to_device(fetch([place]), weights[0].device)
             loss = hinge(apply_head(trial, batch), batch.y)
             if float(loss.detach()) > 0.0:
                 slopes = torch.autograd.grad(loss, weights, allow_unused=True)
-                found.append(sum(_square(slope) for slope in slopes if slope is not None) / float(loss.detach()))
-    if not found:
-        raise ValueError(
-            "zero weights fit every example that was looked at, so that they give no lambda: has each one output only, "
-            "or do known scores fit them already? Give lam"
-        )
-    if not sum(found) > 0.0:
-        raise ValueError("no weights change a loss: are all features zero?")
-    if not math.isfinite(sum(found)):
-        raise ValueError("the features are so large that their squares overflow: scale them")
-    return SHARE * sum(found) / len(found) / n
+                ratios.append(sum(_square(slope) for slope in slopes if slope is not None) / float(loss.detach()))
+    if not ratios:
+        raise ValueError("dataset has no example with a positive loss at zero weights: give lam")
+    if not 0.0 < sum(ratios) < math.inf:
+        raise ValueError("dataset has features that are all zero, or whose squares overflow: scale them")
+    return SHARE * sum(ratios) / len(ratios) / n
 
 
 def _spread(n: int) -> range:
@@ -86,7 +81,6 @@ def _spread(n: int) -> range:
 
 
 def _square(tensor: torch.Tensor) -> float:
-    """``|t|^2`` in float64."""
     dense = tensor.coalesce().values() if tensor.is_sparse else tensor
     return float(dense.to(torch.float64).square().sum())
 
@@ -98,7 +92,7 @@ FAR_ABOVE = 10.0
 """A lambda is far too large only where it is more than so many times larger than the guess."""
 
 LITTLE = 0.02
-"""Weights are practically zero where the primal is less than this share below that of zero weights."""
+"""Weights are practically zero where the primal is less than this share below the primal of zero weights."""
 
 
 def guess_or_none(head: nn.Module, dataset: Any, structure: Structure) -> float | None:
@@ -114,7 +108,7 @@ def advice_if_small(lam: float, dual: DualState, head: nn.Module, dataset: Any, 
     guess = guess_or_none(head, dataset, dual.structure)
     if guess is None or guess < FAR_BELOW * lam:
         return ""
-    return f". lam={lam:.3g} is {guess / lam:,.0f} times below that of guess_lam: try {_to_try(lam, guess, C)}"
+    return f". lam={lam:.3g} is {guess / lam:,.0f} times below guess_lam(head, dataset): try {_to_try(lam, guess, C)}"
 
 
 def _to_try(lam: float, guess: float, C: float | None) -> str:
@@ -136,8 +130,8 @@ def warn_if_zero(
     structure, lam, few = dual.structure, certificate.lam, Part(dataset, _spread(len(dataset)))
 
     def at(weights: dict[str, torch.Tensor], part: Any) -> float:
-        own, batches = weights.values(), pass_over(part)
-        return primal(lambda *x: functional_call(head, weights, x), structure, batches, lam, parameters=own).value
+        call, batches = lambda *x: functional_call(head, weights, x), pass_over(part)
+        return primal(call, structure, batches, lam, parameters=weights.values()).value
 
     try:
         if at(trained, few) < 0.5 * at(zeros, few):  # as of nearly all runs
@@ -151,6 +145,6 @@ def warn_if_zero(
     if certificate.primal >= (1.0 - LITTLE) * nothing > 0.0:
         warn(
             f"lam={lam:.3g} leaves the weights practically zero: the primal, {certificate.primal:.4g}, is "
-            f"{100 * certificate.primal / nothing:.1f} % of that of zero weights. Try "
-            f"{_to_try(lam, guess, C)}, which is that of guess_lam"
+            f"{100 * certificate.primal / nothing:.1f} % of the primal of zero weights. Try "
+            f"{_to_try(lam, guess, C)}, from guess_lam(head, dataset)"
         )

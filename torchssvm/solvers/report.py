@@ -85,9 +85,9 @@ class RunReport:
 
     def __post_init__(self) -> None:
         if not self.history:
-            raise ValueError("history is empty: a report needs the certificate of the final weights")
+            raise ValueError("history is empty: give the certificate of the final weights")
         if clash := sorted(self._figures().keys() & self.extra.keys()):
-            raise ValueError(f"extra={clash} are names of the report itself: choose others")
+            raise ValueError(f"extra={clash} are names in every report: choose others")
 
     def _figures(self) -> dict[str, Any]:
         last, elapsed = self.history[-1]

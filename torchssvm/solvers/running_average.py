@@ -58,7 +58,7 @@ class Average(Stateful):
         ...     average.update()
         >>> isinstance(average, Average), average.count
         (True, 20)
-        >>> with average.apply():  # the weights are those of the average here, and as before behind it
+        >>> with average.apply():  # the weights are the average here, and restored afterwards
         ...     print(primal(head, head.structure, in_order(data), lam=0.1).value < 1.0)  # from 1, at weights of zero
         True
     """
@@ -66,15 +66,10 @@ class Average(Stateful):
     state_name = "average"
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        if isinstance(params, Tensor | DualState):
-            raise TypeError(
-                f"params is a {type(params).__name__}: pass head.parameters(), or use "
-                f"{type(self).__name__}.following(dual)"
-            )
         check_parameters(params)
         self.parameters = list(params)
         if not self.parameters or not all(isinstance(p, Tensor) and p.is_floating_point() for p in self.parameters):
-            raise ValueError("params must be one or more floating-point tensors: pass head.parameters()")
+            raise ValueError("params must be floating-point tensors: pass head.parameters()")
         self._dual: DualState | None = None
         self._steps = 0  # of the dual, when the weights were last added
         self.reset()
@@ -107,7 +102,7 @@ class Average(Stateful):
             ValueError: The weights are not finite; the average is as before.
         """
         if not all(bool(torch.isfinite(p).all()) for p in self.parameters):
-            raise ValueError("the weights are not finite, and are not averaged: the optimizer has diverged")
+            raise ValueError("the weights are not finite: the optimizer has diverged")
         count = self.count + 1
         values = [p.detach().to(torch.float64, copy=True) for p in self.parameters]
         if (share := self.coefficient(count)) < 1.0:
@@ -130,7 +125,7 @@ class Average(Stateful):
             RuntimeError: Nothing has been averaged.
         """
         if not self.count:
-            raise RuntimeError("there is no average yet: no step has been taken since the start or the last reset")
+            raise RuntimeError("the average is empty: take a step first")
         return [mean.to(p.device, copy=True) for mean, p in zip(self._means, self.parameters, strict=True)]
 
     @contextmanager

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torchssvm.core.arguments import as_number, check_limit, check_number, check_object, check_seed, check_whole
+from torchssvm.core.arguments import (
+    as_number,
+    check_flags,
+    check_limit,
+    check_number,
+    check_object,
+    check_seed,
+    check_whole,
+)
 from torchssvm.core.problem import NamedBounds
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.storage import MeanParts, Storage
@@ -40,7 +47,7 @@ class Relative:
     def __post_init__(self) -> None:
         object.__setattr__(self, "share", as_number(self.share, "share"))  # a NumPy number cannot be saved safely
         if not 0.0 < self.share < 1.0:
-            raise ValueError(f"share={self.share} must lie between 0 and 1, both excluded; 0.01 is one per cent")
+            raise ValueError(f"share={self.share} must be in (0, 1); 0.01 is one per cent")
 
     def __format__(self, spec: str) -> str:
         return f"{100 * self.share:g} % of the primal"
@@ -84,11 +91,6 @@ def check_tolerance(tolerance: Any, name: str = "tolerance", *, above: float = -
     """``tolerance``: a finite number of at least 0, or ``above`` a bound, or a :class:`Relative`; else an error."""
     if isinstance(tolerance, Relative):
         return tolerance
-    if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
-        raise TypeError(
-            f"{name}={tolerance!r} must be a number, not a {type(tolerance).__name__}; Relative(0.01) is one per cent "
-            "of the primal"
-        )
     if above > -math.inf:
         return check_number(tolerance, name, above=above)
     return check_number(tolerance, name, 0.0)
@@ -111,7 +113,7 @@ class Progress(Protocol):
 
 
 class Schedule(Protocol):
-    """Decides when an exact pass is worth its n oracle calls. Every run uses its own copy."""
+    """Decides when an exact pass is worth its n oracle calls. Every run uses a copy."""
 
     def due(self, progress: Progress, tolerance: float) -> bool:
         """Whether an exact pass should be made now; asked after every step, so it must be cheap.
@@ -145,7 +147,7 @@ class EveryPasses:
 
     def due(self, progress: Progress, tolerance: float) -> bool:
         """Whether ``passes`` passes were made since the last exact pass, or since the first call."""
-        if self._last is None or self._last > progress.passes:  # the count is larger if it is that of another dual
+        if self._last is None or self._last > progress.passes:  # the count is larger if another dual made it
             self._last = progress.passes
         return progress.passes - self._last >= self.passes
 
@@ -254,20 +256,20 @@ class Solver:
     round_visits: int | None = None
 
     def __post_init__(self) -> None:
-        if self.compiled is not None and not isinstance(self.compiled, bool):
-            raise TypeError(f"compiled={self.compiled!r} must be True, False or None")
+        if self.compiled is not None:
+            check_flags(compiled=self.compiled)
         for name in ("batch_size", "round_visits"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, check_whole(value, name))
         for loop, name, other in ((True, "batch_size", "torch"), (False, "round_visits", "compiled")):
             if self.compiled is loop and (value := getattr(self, name)) is not None:
-                raise ValueError(f"{name}={value} is for the {other} loop, and compiled={loop}: leave one of them out")
+                raise ValueError(f"{name}={value} is for the {other} loop, but compiled={loop}: leave one of them out")
         object.__setattr__(self, "memory_limit", check_limit(self.memory_limit))
         object.__setattr__(self, "seed", check_seed(self.seed))
         if self.order is not None:
             check_object(self.order, "order", "draw", "Permutation()")
-        if self.line_search is not None and (isinstance(self.line_search, type) or not callable(self.line_search)):
-            raise TypeError(f"line_search={self.line_search!r} must be an object such as ExactSearch()")
+        if self.line_search is not None:
+            check_object(self.line_search, "line_search", "__call__", "ExactSearch()")
         if self.bounds is not None and not isinstance(self.bounds, Mapping):
             raise TypeError(f'bounds={self.bounds!r} must be a dictionary such as {{"pairwise": (0.0, None)}}')
         if self.schedule is not None:
@@ -287,19 +289,14 @@ class Solver:
         if storage is None:
             needed = getattr(direction, "needs_labelings", False) or getattr(oracle, "needs_labelings", False)
             storage = Labelings() if needed else MeanParts()
-        if not isinstance(storage, Storage):
-            raise TypeError(f"storage={storage} must be an object such as MeanParts(), Labelings() or Weights()")
-        check_rules(direction, oracle, storage, whole=True)  # that of the head is asked where there is one
-        if hasattr(storage, "num_examples"):
-            raise ValueError(
-                f"storage={type(storage).__name__}() already belongs to a DualState: give a new one, which every run "
-                "copies"
-            )
+        if not isinstance(storage, Storage) or hasattr(storage, "num_examples"):
+            raise TypeError(f"storage={storage} must be a new object, such as MeanParts(), Labelings() or Weights()")
+        check_rules(direction, oracle, storage, whole=True)  # the head is checked where it is given
         block_steps = check_block_steps(self.block_steps if self.block_steps is not None else BoxQP())
         return self.with_rules(direction=direction, oracle=oracle, storage=storage, block_steps=block_steps)
 
     def with_rules(self, **rules: Any) -> Solver:
         """A copy with rules that are known to fit."""
-        found = copy.copy(self)
-        vars(found).update(rules)
-        return found
+        solver = copy.copy(self)
+        vars(solver).update(rules)
+        return solver

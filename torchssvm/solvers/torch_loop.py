@@ -61,10 +61,10 @@ class TorchLoop(DualTrainer, Stateful):
     ) -> None:
         check_dataset(dataset)
         if len(dataset) != loss.dual.num_examples:
-            raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
+            raise ValueError(f"dataset has {len(dataset)} examples, but the dual num_examples={loss.dual.num_examples}")
         check_fits(head, loss.dual.structure, dataset)
         if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:
-            raise ValueError(f"optimizer={type(optimizer).__name__} must be a BCFW of the dual of the loss")
+            raise ValueError(f"optimizer={type(optimizer).__name__} must be a BCFW with the loss's dual")
         self.head, self.loss, self.dual, self.dataset = head, loss, loss.dual, dataset
         self.sampler = GapBatchSampler(loss.dual, batch_size=batch_size, order=order, seed=seed)
         self.optimizer: Any = optimizer if optimizer is not None else BCFW(loss.dual.parameters, loss.dual)
@@ -131,5 +131,5 @@ class TorchLoop(DualTrainer, Stateful):
         return f"TorchLoop({self.dual}, direction={self.loss.direction}, order={self.sampler.order})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies begin outside of any epoch's loop, like those of their sampler."""
+        """Copies begin outside of any epoch's loop."""
         return {**vars(self), "_epoch": None}

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 
 from torchssvm.compiler.jit import clock, compiling_seconds
-from torchssvm.core.arguments import check_number, check_object
+from torchssvm.core.arguments import check_flags, check_number, check_object
 from torchssvm.core.ranks import Ranks
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
@@ -41,13 +41,13 @@ EVERY = 0.2
 class ProgressLine:
     """Shows gap, dual, passes and seconds of a run: ``gap 0.0098 (6.1 %)  dual 0.15  passes 56  3 s``.
 
-    The gap is that of the problem. ``relaxed gap 0.0019 (1.2 %)`` behind it is that of the relaxation which
+    The gap belongs to the problem. ``relaxed gap 0.0019 (1.2 %)`` after it belongs to the relaxation which
     :class:`torchssvm.GDMM` minimises; it stands alone where an oracle answers for a relaxation.
 
     A terminal or notebook has one line that is overwritten, and the last one stays. Elsewhere, as in a log, a line is
     written every ten seconds, and after the last certificate. Figures between certificates are estimates: ``gap
-    ~0.012``; ``gap <0.012`` is an upper bound, of an approximate oracle. The width is that of the terminal, at most 80
-    columns.
+    ~0.012``; ``gap <0.012`` is an upper bound, of an approximate oracle. The line is as wide as the
+    terminal, at most 80 columns.
 
     Args:
         prefix: Begins the line, such as ``lam 0.01``; may be changed during the run.
@@ -68,7 +68,7 @@ class ProgressLine:
         """Show estimates, or a certificate that a log has not got yet, if the last update is long enough ago.
 
         ``gap_estimate`` is infinite where nothing is known; ``value`` computes the dual objective, only where it is
-        shown: None shows that of the last certificate.
+        shown: None shows the last certificate's.
         """
         if time.monotonic() - self._shown_at < self._every:
             return
@@ -143,12 +143,11 @@ class ProgressLine:
 
 @contextmanager
 def shown(progress: bool | ProgressLine) -> Iterator[ProgressLine | None]:
-    """The line of a run: a new one for True, which is closed at the end; None for False; or that of the caller."""
+    """The line of a run: a new one for True, which is closed at the end; None for False; or the caller's."""
     if isinstance(progress, ProgressLine):
         yield progress
         return
-    if not isinstance(progress, bool):
-        raise TypeError(f"progress={progress!r} must be True, which shows a line on stderr, or False")
+    check_flags(progress=progress)
     line = ProgressLine() if progress and not Ranks.here().rank else None  # one process shows it
     try:
         yield line
@@ -177,12 +176,12 @@ Proof = TypeVar("Proof", bound=Certificate)
 
 @runtime_checkable
 class Trainer(Protocol):
-    """Trains a head on its own training set: ``step``, ``certify``, ``solve`` and a state.
+    """Trains a head on a training set: ``step``, ``certify``, ``solve`` and a state.
 
     :class:`torchssvm.CompiledBCFW`, :class:`torchssvm.TorchLoop`, :class:`torchssvm.GDMM` and
     :class:`torchssvm.solvers.kernel.KernelSSVM` are trainers; :func:`torchssvm.solve` chooses one and runs it.
 
-    :class:`torchssvm.BCFW` is an optimizer of the user's own loop: it sees gradients but no examples, so it shares only
+    :class:`torchssvm.BCFW` is an optimizer of the user's loop: it sees gradients but no examples, so it shares only
     ``step``, ``state_dict`` and ``load_state_dict`` with trainers. As a trainer it is :class:`torchssvm.TorchLoop`.
 
     Example:
@@ -196,7 +195,7 @@ class Trainer(Protocol):
     """
 
     def step(self) -> Any:
-        """Take one step of the trainer's own choice; the result describes the step."""
+        """Take one step; the result describes it."""
 
     def certify(self) -> Certificate:
         """The certificate of the weights that the head holds; the weights move at most by their drift from the dual."""
@@ -232,7 +231,7 @@ class Trainer(Protocol):
 
 
 class Pacing:
-    """Says when a run makes its exact passes; every run has one of its own.
+    """Says when a run makes its exact passes; every run has another.
 
     ``counters`` is the dual, where the trainer has one; a copy of ``schedule`` is used, None is ``WhenEstimated()``. An
     exact pass is due, too, after ``idle_epochs`` of visits that the cache answered. Of ``value``, the dual objective
@@ -254,7 +253,7 @@ class Pacing:
         check_object(self._schedule, "schedule", "due", "WhenEstimated()")
         self.counters, self.tolerance, self.max_passes, self.idle_epochs = counters, tolerance, max_passes, idle_epochs
         self._worth = expected(tolerance, None)  # the gap at which an exact pass is worth while
-        self._asked: float | None = None  # passes when the schedule was asked first: it may count from there
+        self._asked: float | None = None  # passes when the schedule was asked first: it may count from this number
         self._hits = self._cache_hits
 
     @property
@@ -314,17 +313,17 @@ def run_until(
 ) -> Proof:
     """Take steps until an exact pass, ``certify()``, proves that the gap is within ``tolerance``.
 
-    Limits, ``schedule`` and ``idle_epochs`` are those of :class:`Pacing`, which refuses others.
+    Limits, ``schedule`` and ``idle_epochs`` go to :class:`Pacing`.
 
     Args:
         steps: Endless iterator that takes the steps; yields the number of examples that each visited.
         reached: Whether a certificate ends the run; None: the gap is within the tolerance, or no example has a gap.
-        progress: Whether a line on stderr follows the run, or the line of a caller's own run.
+        progress: Whether a line on stderr follows the run, or the line of a caller's run.
         value: The dual objective now, for that line, and so that a share of the primal may be reached without a step.
         early: Whether the first exact pass, too, is due by a share of ``value``.
     """
     check_limits(tolerance, max_passes)
-    grad = torch.set_grad_enabled(torch.is_grad_enabled())  # an interrupt of no_grad's own code leaves gradients off
+    grad = torch.set_grad_enabled(torch.is_grad_enabled())  # an interrupt inside no_grad leaves gradients off
     with grad, shown(progress) as line:
         estimated = value if early else None
         pacing = Pacing(
@@ -388,10 +387,10 @@ class DualTrainer:
 
         Args:
             tolerance: A number, or ``Relative(share)`` of the primal.
-            on_check, progress: As there.
+            on_check, progress: As in :meth:`Trainer.solve`.
             max_passes: The run stops after the step that reaches it; the certificate takes one more pass.
-            schedule: When exact passes are made, asked after every step; None is that of the solver given
-                to :func:`torchssvm.make_trainer`, else the trainer's own: see ``Solver.schedule``.
+            schedule: When exact passes are made, asked after every step; None is the schedule of the solver
+                given to :func:`torchssvm.make_trainer`, else the trainer's: see ``Solver.schedule``.
 
         Raises:
             ValueError: An argument is out of range.
@@ -428,4 +427,4 @@ def check_limits(tolerance: Tolerance, max_passes: float) -> None:
     check_tolerance(tolerance)
     check_number(max_passes, "max_passes", above=0.0, finite=False)
     if tolerance == 0 and max_passes == math.inf:
-        raise ValueError("tolerance=0 is never reached, because of rounding: give max_passes, or a positive tolerance")
+        raise ValueError("tolerance=0 is never reached: give max_passes, or a positive tolerance")

@@ -82,7 +82,7 @@ def solve(
     anew, without ``start``. :func:`make_trainer` gives the trainer itself, to stop, save and continue: its ``solve``
     goes on, and ``solve(..., start=trainer.dual)`` goes on with more data.
 
-    A head on a device is trained there, or by the compiled loop on the CPU, and then moved back. The examples may be on
+    A head on a device is trained on it, or by the compiled loop on the CPU, and then moved back. The examples may be on
     any device.
 
     Args:
@@ -96,24 +96,23 @@ def solve(
         structure: What an output is; None is ``head.structure``.
         start: The dual of an earlier run, or its trainer, to go on from; it does not change. Examples keep their
             blocks, new ones start empty, and those that have gone are subtracted; lambda may be another. The head may
-            have more features, and a chain more states, behind those of before. Passes are counted anew. From a
-            trainer of the compiled loop, features of examples that stay are not packed again: they are those of before,
-            and none of those behind them.
+            have more features, and a chain more states, after the earlier ones. Passes are counted anew. A trainer of
+            the compiled loop does not pack the features of examples that stay again: they have no new features.
         kept: ``[n]`` int64, the place that each example had in the dataset of ``start``, -1 for a new one. None is the
             same places: what is beyond the old n is new.
         on_check: Called with the certificate of every exact pass.
         progress: Whether one line on stderr shows gap, dual, passes and seconds, estimates between certificates marked
             by ``~``, after a line with the choice of the solver. False is silent; the bits of the run are the same.
 
-    Under ``torch.distributed`` all processes call it with the whole dataset, of which each reads its own part, and all
+    Under ``torch.distributed`` all processes call it with the whole dataset, of which each reads a part, and all
     hold the same weights afterwards.
 
     Returns:
-        The certificate of the last exact pass, which is that of the head's weights.
+        The certificate of the last exact pass, which belongs to the head's weights.
 
     Raises:
-        ValueError: An argument is out of range, or does not fit the others. Or a structure without a ``check_target``
-            of its own cannot return the target of one of 16 examples, which are decoded before training.
+        ValueError: An argument is out of range, or does not fit the others. Or a structure without a
+            ``check_target`` cannot return the target of one of 16 examples, which are decoded before training.
         TypeError: An argument is of another kind.
         RuntimeError: An example has another target or length than in the dataset of ``start``.
         MemoryError: The features (with ``compiled=True``) or the blocks do not fit.
@@ -159,13 +158,13 @@ def make_trainer(
     kept: Tensor | None = None,
     progress: bool = True,
 ) -> CompiledBCFW | TorchLoop:
-    """The trainer that :func:`solve` would run, with a new dual; arguments and errors as there.
+    """The trainer that :func:`solve` would run, with a new dual; arguments and errors as in :func:`solve`.
 
     ``progress=False`` leaves out the line with the choice of the solver.
 
-    ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are those of :class:`torchssvm.solvers.Trainer`, and
+    ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are described in :class:`torchssvm.solvers.Trainer`, and
     ``trainer.dual`` is the dual. ``save_checkpoint("run.pt", trainer=trainer, dual=trainer.dual)`` saves all of a run:
-    the state of a compiled loop is that of its draws alone.
+    the state of a compiled loop holds its draws alone.
 
     A head on a device is on the CPU from here on where the compiled loop is chosen, as the line with the choice says;
     ``solve`` moves it back when it has ended.
@@ -179,16 +178,11 @@ def make_trainer(
         >>> trainer.solve(tolerance=0.05).gap <= 0.05
         True
     """
-    if isinstance(dataset, BlockGap):
-        raise TypeError(
-            "solve(head, dataset, lam) makes its own dual and loss; to go on with those that you have, use "
-            "TorchLoop(head, loss, dataset).solve(tolerance)"
-        )
     check_dataset(dataset)
     lam, structure, n = check_lam(lam), find_structure(head, structure), len(dataset)
     given = or_default(solver, Solver, "solver")
     if not n:
-        raise ValueError("the dataset is empty")
+        raise ValueError("dataset is empty: give at least one example")
     bounds = check_bounds(head, given.bounds)
     check_fits(head, structure, dataset)
     begun = None
@@ -197,7 +191,7 @@ def make_trainer(
         old = start.dual if isinstance(start, CompiledBCFW | TorchLoop) else start
         begun, given = check_start(old, kept, n, head, structure, given)
     elif kept is not None:
-        raise ValueError(f"kept={kept} says where examples were in the dataset of start: give start too")
+        raise ValueError(f"kept={kept} needs start: give start too")
     ranks = Ranks.here()
     sample = ranks.run_on_all(lambda: _first(head, dataset))
     if not has_target_check(structure):
@@ -213,25 +207,25 @@ def make_trainer(
         dual = DualState.for_head(
             head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=rules.memory_limit
         )
-        held = None
+        packed = None
         if begun is not None:
             if loop is not None and choice.adapter is not None and loop.packs_for(choice.adapter.head):
-                held = loop, begun.kept
+                packed = loop, begun.kept
                 if not getattr(dataset, "compared", False):
                     loop.check_staying(dataset, begun.kept, choice.adapter)
-            go_on(head, dual, begun, dataset, sample.potentials, unread=held is not None)
+            go_on(head, dual, begun, dataset, sample.potentials, unread=packed is not None)
         if choice.adapter is not None:
             trainer: Any = CompiledBCFW(
                 head,
                 dual,
-                pass_over(dataset, batch_size=_packed_at_once(sample)) if held is None else _new(dataset, held[1]),
+                pass_over(dataset, batch_size=_packed_at_once(sample)) if packed is None else _new(dataset, packed[1]),
                 direction=rules.direction,
                 oracle=rules.oracle,
                 order=rules.order,
                 seed=rules.seed,
                 round_visits=rules.round_visits,
                 adapter=choice.adapter,
-                held=held,
+                held=packed,
             )
         else:
             order, lengths = rules.order, lengths_of(dataset)
@@ -266,16 +260,16 @@ def _new(dataset: Any, kept: Tensor) -> Iterator[Batch]:
 
 @contextlib.contextmanager
 def _zero_weights(head: nn.Module) -> Iterator[None]:
-    """Weights of zero, where a new dual begins; an error in the block brings back those that the head held, there."""
+    """Weights of zero, where a new dual begins; an error in the block restores weights and device."""
     device = device_of(head)
-    held = [parameter.detach().clone() for parameter in head.parameters()]
+    initial = [parameter.detach().clone() for parameter in head.parameters()]
     try:
         for parameter in head.parameters():
             nn.init.zeros_(parameter)
         yield
     except BaseException:
         move(head, device)
-        write(held, head.parameters())
+        write(initial, head.parameters())
         raise
 
 
@@ -291,7 +285,7 @@ def on_device(head: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def move(head: nn.Module, device: torch.device) -> None:
-    """Move the head, unless it is there."""
+    """Move the head, unless it is on ``device``."""
     if device_of(head) != device:
         head.to(device)
 
@@ -321,7 +315,7 @@ def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: fl
 
 
 def warn_if_far(certificate: Certificate) -> None:
-    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation."""
+    """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes the gap of the relaxation."""
     gap, primal, kind = certificate.gap, certificate.primal, certificate.kind
     if isinstance(certificate, FactorwiseCertificate):
         gap, primal = certificate.relaxed_gap, certificate.relaxed_primal
@@ -345,7 +339,6 @@ def warn_if_estimated_far(dual: DualState) -> None:
 
 @torch.no_grad()
 def _first(head: nn.Module, dataset: Any, most: int = 64) -> Sample:
-    """The first examples, and what the head makes of them."""
     lengths = lengths_of(dataset)
     rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths)[0]
     share = 1.0 if lengths is None else float(lengths.double().mean() / lengths[list(rows)].double().mean())
@@ -356,10 +349,10 @@ def _first(head: nn.Module, dataset: Any, most: int = 64) -> Sample:
 @torch.no_grad()
 def _check_targets(head: nn.Module, structure: Structure, dataset: Any, most: int = 16) -> None:
     """Decode some examples, from all over the dataset; ValueError names those whose target is no output."""
-    own = Ranks.here().own(len(dataset))
-    places = torch.linspace(0, len(own) - 1, min(most, len(own)), dtype=torch.float64).long().tolist()
-    with torch.random.fork_rng(devices=[]):  # items may draw numbers, and training then those that it drew before
-        batch = to_device(fetcher(dataset)([own[place] for place in places]), device_of(head))
+    rows = Ranks.here().own(len(dataset))
+    places = torch.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=torch.float64).long().tolist()
+    with torch.random.fork_rng(devices=[]):  # items may draw numbers, and training then draws the same numbers again
+        batch = to_device(fetcher(dataset)([rows[place] for place in places]), device_of(head))
     potentials = apply_head(head, batch)
     target = structure.check_target(batch.y, potentials)
     wrong = unreachable(structure, potentials, target) if structure.known_scores(potentials) is None else None
@@ -382,7 +375,7 @@ SHARE = 0.5
 """The largest share of the free memory that features, and that the blocks of the dual, may take unasked."""
 
 LONG_VISIT = 1_000_000
-"""Multiplications of a visit beyond which a head on a device is trained there; measured in `docs/devices.md`."""
+"""Multiplications of a visit beyond which a head on a device is trained on it; measured in `docs/devices.md`."""
 
 CPU = torch.device("cpu")
 
@@ -394,22 +387,22 @@ class Sample(NamedTuple):
     potentials: Potentials  # what it returned, without gradients
     size: int  # number of examples
     y: Any = None  # their targets, where they are known
-    share: float = 1.0  # the mean length of all examples, over that of these: one long one is among short ones
+    share: float = 1.0  # the mean length of all examples, over the mean length of these
 
 
 class Choice(NamedTuple):
     """The solver of a run."""
 
     solver: Solver  # with every rule; ``compiled`` is True or False
-    adapter: HeadAdapter | None  # that of the head, where the compiled loop takes the steps; else None
+    adapter: HeadAdapter | None  # the head's, where the compiled loop takes the steps; else None
     reason: str  # why, as a clause
 
     def __str__(self) -> str:
-        own = self.solver
-        text = f"{own.direction}, {own.oracle}, {type(own.storage).__name__}()"
-        if own.compiled:
+        solver = self.solver
+        text = f"{solver.direction}, {solver.oracle}, {type(solver.storage).__name__}()"
+        if solver.compiled:
             return f"solver: compiled loop, {text}: {self.reason}"
-        text += f", {own.block_steps}, which trains any head to the same certificate"
+        text += f", {solver.block_steps}, which trains any head to the same certificate"
         return f"solver: torch loop, {text} (not compiled: {self.reason})"
 
 
@@ -428,12 +421,12 @@ def choose(
 
     * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: heads with a
       ``compiled_form``, on features that stay as they are and that fit in half of the free memory. It runs on the
-      CPU, also for a head that is on a device, unless a visit would take more than ``LONG_VISIT`` multiplications
-      there, or there are several processes;
-    * of classes, ``Corrective()``, ``MaxOracle()`` and ``MeanParts()`` there: each step solves a whole block;
+      CPU, also for a head that is on a device, unless a visit would take more than ``LONG_VISIT`` multiplications,
+      or training has several processes;
+    * of classes, ``Corrective()``, ``MaxOracle()`` and ``MeanParts()`` in that loop: each step solves a whole block;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
       (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
-    * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, where there are fewer examples
+    * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, with fewer examples
       than weights (``Structure.pairwise_if_few``): Frank-Wolfe steps then take very many passes at a small lambda.
 
     Where the storage would take more than half of the free memory, or more than ``memory_limit``, it is the other one
@@ -457,15 +450,15 @@ def choose(
         obstacle = f"order={solver.order} is not compiled"
     if solver.block_steps is not None:
         obstacle = f"block_steps={solver.block_steps} is a rule of the torch loop"
-    found = _complete(solver, fits, compiled=True, whole=_solves_whole(head))
-    adapter, why_not = (None, obstacle) if obstacle is not None else compiled_form(head, structure, found)
+    completed = _complete(solver, fits, compiled=True, whole=_solves_whole(head))
+    adapter, why_not = (None, obstacle) if obstacle is not None else compiled_form(head, structure, completed)
     if solver.compiled and why_not is not None:
-        raise ValueError(f"compiled=True, and the compiled loop cannot be used: {why_not}")
+        raise ValueError(f"compiled=True is not possible: {why_not}")
     if solver.compiled is False:
         why_not = "compiled=False"
     if why_not is None and (too_large := _features_too_large(sample, num_examples)) is not None:
         if solver.compiled:
-            raise MemoryError(f"{too_large}: use compiled=False, which computes them for every batch")
+            raise MemoryError(f"{too_large}: use compiled=False")
         why_not = too_large
     if why_not is None and on_device and not solver.compiled:
         assert adapter is not None
@@ -476,7 +469,7 @@ def choose(
     reason = "the features stay as they are"
     if on_device:
         reason += f", and the head trains on the CPU; Solver(compiled=False) trains on {device}"
-    return Choice(found, adapter, reason)
+    return Choice(completed, adapter, reason)
 
 
 def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tuple[HeadAdapter | None, str | None]:
@@ -492,20 +485,20 @@ def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tupl
         adapter = find_adapter(head, anywhere=True)
     except (ImportError, TypeError) as error:
         return None, getattr(error, "reason", str(error))
-    if not structure.same_as(own := head.structure):  # type: ignore[arg-type]
-        return None, f"structure={structure} is not that of the head, {own}"
+    if not structure.same_as(compiled := head.structure):  # type: ignore[arg-type]
+        return None, f"structure={structure} is not the head's, {compiled}"
     return adapter, None
 
 
 def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choice], ranks: Ranks) -> Choice:
     """The choice of the first process, which all follow: their memory and their first examples differ.
 
-    ``choice`` is that of this process, from ``solver``; ``choose`` chooses from the solver that it is given.
+    ``choice`` is this process's choice from ``solver``; ``choose`` chooses from its argument.
     """
     kinds = list(STORAGES.values())
-    own = [int(bool(choice.solver.compiled)), *(type(choice.solver.storage) is kind for kind in kinds)]
-    first = ranks.gather(torch.tensor(own))[0].tolist()
-    if first == own:
+    mine = [int(bool(choice.solver.compiled)), *(type(choice.solver.storage) is kind for kind in kinds)]
+    first = ranks.gather(torch.tensor(mine))[0].tolist()
+    if first == mine:
         return choice
     return choose(solver.with_rules(compiled=bool(first[0]), storage=kinds[first[1:].index(1)]()))
 
@@ -564,7 +557,7 @@ def _features_too_large(sample: Sample, num_examples: int) -> str | None:
 def _multiplications(adapter: HeadAdapter, sample: Sample) -> int:
     """About how many multiplications an example's scores and decoding take: features and pairs times labels."""
     features = tree_tensors(sample.x)[0].numel() // max(sample.size, 1)
-    if adapter.ragged_labels:  # a feature is that of one label
+    if adapter.ragged_labels:  # each feature belongs to one label
         return features
     work = features * adapter.row_width
     if adapter.pairs is not None:

@@ -116,7 +116,7 @@ def test_other_weights_are_other_examples(kind):
 
 def test_weights_without_their_head_are_refused():
     problem = Weighing(KINDS["chain"]())
-    with pytest.raises(TypeError, match="x must be a dense tensor"):
+    with pytest.raises(TypeError, match="x="):
         loop_of(problem.inner.head, problem.everything(), problem.n, problem.lam, *RULES[0])
     with pytest.raises(TypeError, match="head=WeightedHead"):
         GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)

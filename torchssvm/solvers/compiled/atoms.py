@@ -27,7 +27,7 @@ from torchssvm.steps.numba import CORRECTIVE, HYBRID, left_of
 
 @njit
 def has_room(i, count, blocks, options):
-    """Whether there is a slot for a new corner, or a rest that takes over the labeling that it replaces."""
+    """Whether block i has a slot for a new corner, or a rest that takes over the replaced labeling."""
     capacity = blocks.mass.shape[1]
     if count < capacity or blocks.rest_emission_start[i] > 0:
         return True
@@ -49,16 +49,16 @@ def fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, t
         inner = exact_dots(psi, emission, None, length)
         rows = scratch.rows[: list_rows(used, scratch.rows)]
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
-        held = blocks.rest_loss[i] if blocks.mass.shape[1] else scalars.loss[i]
-        parts[0] = held * n / mass[0]
+        rest_loss = blocks.rest_loss[i] if blocks.mass.shape[1] else scalars.loss[i]
+        parts[0] = rest_loss * n / mass[0]
         hinge[0] = -weight * inner / mass[0] + parts[0]
     elif mass[0] == 0.0:
         hinge[0] = -np.inf
     mean, best = mass[0] * hinge[0] if mass[0] > 0.0 else 0.0, -1
     for c in range(count):
         mass[c + 1], parts[c + 1] = blocks.mass[i, c], blocks.loss[i, c]
-        held_score = score(examples.kind, examples, i, blocks.labelings[i, c], length, emission, transition)
-        hinge[c + 1] = weight * (held_score - base) + parts[c + 1]
+        slot_score = score(examples.kind, examples, i, blocks.labelings[i, c], length, emission, transition)
+        hinge[c + 1] = weight * (slot_score - base) + parts[c + 1]
         mean += mass[c + 1] * hinge[c + 1]
         if best < 0 or hinge[c + 1] > hinge[best + 1]:
             best = c
@@ -66,12 +66,12 @@ def fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, t
 
 
 @njit
-def find_slot(i, count, size, labelings, found):
+def find_slot(i, count, size, labelings, labeling):
     """The slot that holds this labeling of ``size`` labels, or -1."""
     for c in range(count):
         same = True
         for t in range(size):
-            if labelings[i, c, t] != found[t]:
+            if labelings[i, c, t] != labeling[t]:
                 same = False
                 break
         if same:
@@ -92,9 +92,9 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     delta, pairs, change, kind = scratch.delta, scratch.delta_pairs, scratch.change, examples.kind
     used, labels = scratch.used[: pair_rows_of(kind, examples, i)], scratch.labels
     rest = blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0
-    psi, psi_pairs, held = rest_views(examples, blocks, i, length)
+    psi, psi_pairs, rest_used = rest_views(examples, blocks, i, length)
     for j in range(len(used)):
-        used[j] = rest and held[j]
+        used[j] = rest and rest_used[j]
     mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
     for c in range(count):
         if change[c + 1] != 0.0:
@@ -123,7 +123,7 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
 def move_masses(i, count, length, step, rows, examples, blocks, scratch):
     """Update the masses of the rest and of the slots by a step; a new corner has no slot yet.
 
-    ``rows`` has those of the pairs of the rest that may not be zero.
+    ``rows`` are the rows of the rest's pairs that may not be zero.
     """
     mass, change = scratch.mass, scratch.change
     if blocks.mixed[i] and mass[0] > 0.0 and change[0] != 0.0:
@@ -155,10 +155,10 @@ def add_to_rest(examples, i, length, labels, mass, blocks, counts):
 
 
 @njit
-def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
-    """Inner products of the atoms, without the factor 1/(lam n^2); those of slots are kept."""
+def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, scratch):
+    """Inner products of the atoms, without the factor 1/(lam n^2); slots keep theirs."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
-    kind, size, read = examples.kind, size_of(examples, i), (scratch, blocks.labelings[i], count, found, is_new)
+    kind, size, read = examples.kind, size_of(examples, i), (scratch, blocks.labelings[i], count, output, is_new)
     start, factor = examples.start[i], examples.weight[i] * examples.weight[i]
     target = examples.y[start : start + size]
     for a in range(atoms):
@@ -176,11 +176,11 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         if c < count:
             read_slot(i, c, examples, blocks, labels)
         for t in range(size if c == count else 0):
-            labels[t] = found[t]
+            labels[t] = output[t]
         respond(kind, examples, model, i, length, labels, *read)
-        own = score(kind, examples, i, target, length, response, pairs)
+        target_score = score(kind, examples, i, target, length, response, pairs)
         for e in range(count):
-            value = factor * (score(kind, examples, i, blocks.labelings[i, e], length, response, pairs) - own)
+            value = factor * (score(kind, examples, i, blocks.labelings[i, e], length, response, pairs) - target_score)
             gram[c + 1, e + 1] = value
             gram[e + 1, c + 1] = value
             if c < count:
@@ -189,7 +189,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         if c < count:
             blocks.known[i, c] = True
         if is_new:
-            value = factor * (score(kind, examples, i, found, length, response, pairs) - own)
+            value = factor * (score(kind, examples, i, output, length, response, pairs) - target_score)
             gram[c + 1, count + 1] = value
             gram[count + 1, c + 1] = value
         forget_pairs(kind, examples, i, length, labels, pairs)
@@ -201,7 +201,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
     rows = scratch.rows[: list_rows(used, scratch.rows)]
     moved = respond_pairs(kind, examples, i, psi_pairs, rows, pairs, scratch)
     total += exact_dots(psi_pairs, moved, rows, len(rows))
-    own = score(kind, examples, i, target, length, response, moved)
+    target_score = score(kind, examples, i, target, length, response, moved)
     gram[0, 0] = factor * share * share * total
     for c in range(count + 1):
         if c == count and not is_new:
@@ -209,8 +209,8 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         if c < count:
             read_slot(i, c, examples, blocks, labels)
         for t in range(size if c == count else 0):
-            labels[t] = found[t]
-        value = -factor * share * (score(kind, examples, i, labels, length, response, moved) - own)
+            labels[t] = output[t]
+        value = -factor * share * (score(kind, examples, i, labels, length, response, moved) - target_score)
         gram[0, c + 1] = value
         gram[c + 1, 0] = value
     forget_pairs(kind, examples, i, length, labels, pairs)
@@ -227,14 +227,14 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
         return
     slot = victim(count, blocks.mass[i], blocks.used[i])
     if count == capacity:
-        held = blocks.mass[i, slot]
-        if held > 0.0:
+        moved = blocks.mass[i, slot]
+        if moved > 0.0:
             if mass == 0.0:
                 return
             read_slot(i, slot, examples, blocks, scratch.labels)
-            add_to_rest(examples, i, length, scratch.labels, held, blocks, scratch.pairs)
-            blocks.rest_mass[i] += held
-            blocks.rest_loss[i] += held * blocks.loss[i, slot] / n
+            add_to_rest(examples, i, length, scratch.labels, moved, blocks, scratch.pairs)
+            blocks.rest_mass[i] += moved
+            blocks.rest_loss[i] += moved * blocks.loss[i, slot] / n
             blocks.mixed[i] = True
     for t in range(size):
         blocks.labelings[i, slot, t] = scratch.corner[t]

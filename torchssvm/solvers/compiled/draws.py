@@ -16,7 +16,7 @@ from torchssvm.solvers.compiled.whole import FALL, SHARE
 from torchssvm.steps.directions import Order, Permutation, Proportional, Uniform
 
 _ROUNDS, _VISITS = 64, 64_000
-"""A sweep has up to so many rounds, or visits, of few blocks, so that most of the time is not that of Python."""
+"""A sweep has up to so many rounds, or visits, of few blocks, so that Python takes little of the time."""
 
 ALL = 1 << 62
 """More visits than any sweep has."""
@@ -39,7 +39,7 @@ class Draws(ByRank):
 
     def __init__(self, order: Order, dual: DualState, seed: int, *, whole: bool = False) -> None:
         if not can_draw(order):
-            raise TypeError(f"order={order} is not compiled; use Proportional(), Uniform() or Permutation()")
+            raise TypeError(f"order={order} is not compiled: use Proportional(), Uniform() or Permutation()")
         self.order, self.dual, self.ranks = order, dual, dual.ranks
         self.generator = torch.Generator().manual_seed(check_seed(seed))
         self._waiting = torch.zeros(0, dtype=torch.int64)
@@ -49,7 +49,7 @@ class Draws(ByRank):
     def next(self, visits: int) -> tuple[Tensor, Tensor]:
         """Up to ``visits`` examples, or as many random points to draw examples by gap: one of the two is empty.
 
-        Of ``ALL`` in a sweep there are both, and each point shuffles the examples for one more round.
+        For ``ALL`` visits, a sweep gives both: each point shuffles the examples for one more round.
         """
         points = torch.zeros(0, dtype=torch.float64)
         if not len(self._waiting):
@@ -75,12 +75,10 @@ class Draws(ByRank):
         return 1.0 if self.dual.moved < _BEGIN * self.dual.num_examples else _RELAXATION
 
     def _sweep(self) -> tuple[Tensor, Tensor]:
-        """All blocks in random order, or those that have a good part of the gap, and a random point for each further
-        round of the latter. None where no block has a gap.
-        """
+        """Blocks in random order, all or those with large gaps, and a random point for each further round."""
         gaps = self.dual.gap_estimates
         n, total = len(gaps), float(gaps.sum())
-        if total <= FALL * self.gap:  # the gap of an exact pass may be smaller than that which the sweep left
+        if total <= FALL * self.gap:  # an exact pass may give a smaller gap than the sweep left
             self.gap = math.inf
         least = SHARE * self.gap / n if self.gap < math.inf else -1.0
         order = (gaps > least).nonzero().flatten() if total > 0.0 else self._waiting
@@ -89,8 +87,8 @@ class Draws(ByRank):
         return order, torch.rand(times - 1, dtype=torch.float64, generator=self.generator)
 
     def order_of(self, visits: int) -> Tensor:
-        """``visits`` examples, drawn by the gaps of now; fewer only when all gaps are zero."""
-        found: list[Tensor] = []
+        """``visits`` examples, drawn by the current gaps; fewer only when all gaps are zero."""
+        drawn: list[Tensor] = []
         while visits > 0:
             order, points = self.next(visits)
             if len(points):
@@ -103,9 +101,9 @@ class Draws(ByRank):
                     break
                 order, total = order[:visits], float(self.dual.gap_estimates.sum())
                 self.used(len(order), total if self.gap == math.inf else max(self.gap, total))
-            found.append(order)
+            drawn.append(order)
             visits -= len(order)
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
+        return torch.cat(drawn) if drawn else torch.zeros(0, dtype=torch.int64)
 
     def used(self, visits: int, gap: float = math.inf) -> None:
         """Mark the first ``visits`` examples of ``next`` as visited; ``gap`` is what a sweep of them has left."""
@@ -133,7 +131,6 @@ class Draws(ByRank):
         self._waiting, self.gap = state["waiting"].to("cpu", copy=True), state.get("gap", self.gap)
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """The generator of another number of processes, without the examples that these have drawn."""
         return {**parts[self.ranks.rank % len(parts)], "waiting": torch.zeros(0, dtype=torch.int64)}
 
 

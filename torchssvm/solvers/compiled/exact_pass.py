@@ -1,6 +1,6 @@
 """Exact passes over packed examples, on all of torch's threads.
 
-Sums are float64. Scores are those of the features' dtype, unless float32 is too coarse for the primal.
+Sums are float64. Scores have the features' dtype, unless float32 is too coarse for the primal.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ _EVERY = 64  # examples whose weights are summed in the dtype of the weights
 
 
 class _PerThread(threading.local):
-    """Scratch; copies make their own."""
-
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Any:  # a copy makes new scratch
         return _PerThread, ()
 
 
@@ -121,7 +119,7 @@ class ExactPasses:
         """Hinges, gaps and recomputed weights; ``remember`` of the result keeps the new outputs. Changes nothing
         itself.
 
-        ``options`` are those of a Frank-Wolfe step; ``memory`` has the clock. Raises RuntimeError for hinges that are
+        ``options`` belong to a Frank-Wolfe step; ``memory`` has the clock. Raises RuntimeError for hinges that are
         not finite.
         """
         examples = self._examples
@@ -132,7 +130,7 @@ class ExactPasses:
         _, ranges, sizes = self._split
         totals = _zeros(model, np.float64, len(ranges) - 1)
         size = len(dual.own)
-        found, gaps, losses = np.zeros((2, size)), np.zeros(size), np.zeros((2, size))
+        bounds, gaps, losses = np.zeros((2, size)), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
         every = _EVERY + numbers // 64
@@ -142,19 +140,19 @@ class ExactPasses:
         def decode(wide: bool) -> None:
             cast: Callable[[Any], Any] = widen if wide else lambda arrays: arrays
             added = examples.cost if wide else examples.added
-            own = examples._replace(inner=examples.inner[:0], added=added, form=None)
-            held = [with_types(cast(own)), cast(model), cast(blocks._replace(gram=blocks.gram[:0]))]
+            packed = examples._replace(inner=examples.inner[:0], added=added, form=None)
+            arrays = [with_types(cast(packed)), cast(model), cast(blocks._replace(gram=blocks.gram[:0]))]
 
             def some(begin: int, end: int, thread: int) -> None:
-                work = scalars, cast(self._scratch()), _zeros(model, held[1].emission.dtype), totals, every
-                kernel(begin, end, ranges, *held, *work, found, losses, corners)
+                work = scalars, cast(self._scratch()), _zeros(model, arrays[1].emission.dtype), totals, every
+                kernel(begin, end, ranges, *arrays, *work, bounds, losses, corners)
 
             run_in_chunks(some, sizes)
 
         decode(wide=False)
-        hinges = found[0]
+        hinges = bounds[0]
         if not np.isfinite(hinges).all():
-            raise RuntimeError("the hinges are not finite: the weights must have overflowed")
+            raise RuntimeError("the hinges are not finite: scale the features, or choose a larger lam")
         if model.emission.dtype == np.float32:
             self._rounding = self._rounding or HingeRounding(examples)
             primal = dual.lam / 2 * squared_norm(dual.parameters) + float(hinges.mean())
@@ -174,7 +172,7 @@ class ExactPasses:
         ]
         return ExactPass(
             hinges=float(hinges.sum()),
-            exact=not found[1].any(),
+            exact=not bounds[1].any(),
             relaxed=False,
             gaps=torch.from_numpy(gaps),
             weights=weights,
@@ -186,7 +184,6 @@ class ExactPasses:
     def _remember(
         self, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray
     ) -> None:
-        """Keep the outputs of a pass, where the storage keeps labelings."""
         if not memory.capacity:
             return
 
@@ -199,14 +196,13 @@ class ExactPasses:
             dual.version += 1  # slots may hold other labelings now
 
     def _scratch(self) -> Scratch:
-        """The scratch arrays of this thread."""
         if not hasattr(self._local, "scratch"):
             self._local.scratch = self._make_scratch()
         return self._local.scratch
 
 
 def _zeros(model: Model, dtype: np.dtype | type, *ranges: int) -> Model:
-    """Zeros with the shapes of the weights, with a first axis of ranges if there are any."""
+    """Zeros with the shapes of the weights, with a first axis of ``ranges``, if given."""
     arrays: dict[str, Any] = {name: np.zeros((*ranges, *getattr(model, name).shape), dtype) for name in _ARRAYS}
     return model._replace(**arrays)
 
@@ -223,7 +219,7 @@ def exact_ranges(
         part: Scratch for the weights of a few examples, zero before and after; in the dtype of the weights.
         totals: A first axis of ranges; gets the weights of each added, in float64, without the factor 1/(lam n).
         every: Number of examples after which ``part`` is added to ``totals``.
-        hinges: ``[2, n]`` float64, gets upper bounds of H_i, and how far they are above the labelings found.
+        hinges: ``[2, n]`` float64, gets upper bounds of H_i, and how far they are above the decoded labelings.
         losses: ``[2, n]`` float64, gets the blocks' losses; see ``certificate.ExactPass``.
         corners: ``[tokens]``, gets the outputs; may be empty.
     """
@@ -240,18 +236,18 @@ def exact_ranges(
 def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, corners):
     """Decode one example and add its weights to ``part``; returns whether it has any."""
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
-    kind, start, found, weight = examples.kind, examples.start[i], scratch.corner, examples.weight[i]
+    kind, start, output, weight = examples.kind, examples.start[i], scratch.corner, examples.weight[i]
     length = potentials(kind, examples, model, i, scratch)
     emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
     scratch.slack[0] = 0.0
-    loss = decode(kind, examples, i, length, scratch, transition, found)
+    loss = decode(kind, examples, i, length, scratch, transition, output)
     base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
-    hinge = weight * (score(kind, examples, i, found, length, emission, transition) - base + loss)
+    hinge = weight * (score(kind, examples, i, output, length, emission, transition) - base + loss)
     hinge = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
     slack = weight * scratch.slack[0]
     hinges[0, i], hinges[1, i] = hinge + slack, slack
     for t in range(size_of(examples, i) if len(corners) else 0):
-        corners[start + t] = found[t]
+        corners[start + t] = output[t]
     inner = 0.0
     some, slots = masses_of(i, blocks)
     if some or slots:
@@ -279,19 +275,19 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
 def remember_range(begin, end, examples, blocks, options, scratch, counters, corners):
     """Keep the outputs ``corners`` of examples ``begin`` to ``end - 1``, in free slots and in slots without mass.
 
-    ``options`` are those of a Frank-Wolfe step, so that inner products are left to the visits; every example sees the
+    ``options`` belong to a Frank-Wolfe step, so that inner products are left to the visits; every example sees the
     initial clock of ``counters``, ``[3]`` int64. Returns how many labelings were kept.
     """
     clock, kept = counters[2], 0
     for i in range(begin, end):
         start, size = examples.start[i], size_of(examples, i)
         length = length_of(examples.kind, examples, i)
-        found = scratch.corner
+        output = scratch.corner
         for t in range(size):
-            found[t] = corners[start + t]
-        if find_slot(i, blocks.count[i], size, blocks.labelings, found) < 0:
+            output[t] = corners[start + t]
+        if find_slot(i, blocks.count[i], size, blocks.labelings, output) < 0:
             counters[2] = clock
-            loss = examples.weight[i] * loss_of(examples.kind, examples, i, found)
+            loss = examples.weight[i] * loss_of(examples.kind, examples, i, output)
             insert(i, 0.0, loss, np.int64(0), length, examples, blocks, options, scratch, counters)
             kept += counters[2] > clock
     counters[2] = clock

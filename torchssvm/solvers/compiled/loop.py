@@ -113,17 +113,17 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     # The cache, or the max oracle.
     gap = (hinge[best + 1] - mean) / n if best >= 0 else 0.0
     hit = options.cache and cache_serves(gap, scalars.oracle_gaps[i], options.factor, options.threshold)
-    atoms, corner, found = count + 1, best + 1, scratch.corner
+    atoms, corner, output = count + 1, best + 1, scratch.corner
     if hit:
         counters[1] += 1
     else:
         counters[0] += 1
-        loss = weight * decode(kind, examples, i, length, scratch, transition, found)
-        corner = find_slot(i, count, size, blocks.labelings, found) + 1
+        loss = weight * decode(kind, examples, i, length, scratch, transition, output)
+        corner = find_slot(i, count, size, blocks.labelings, output) + 1
         if corner == 0:
             corner = atoms
             mass[corner], parts[corner] = 0.0, loss
-            hinge[corner] = weight * (score(kind, examples, i, found, length, emission, transition) - base) + loss
+            hinge[corner] = weight * (score(kind, examples, i, output, length, emission, transition) - base) + loss
             atoms += 1
         gap = max((hinge[corner] - mean) / n, 0.0)
         scalars.oracle_gaps[i] = gap
@@ -132,7 +132,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
 
     curved = options.direction == HYBRID or options.direction == CORRECTIVE
     if curved:
-        fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch)
+        fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, scratch)
     change, scale = scratch.change, options.lam * n
     rule, limits = options.direction, (options.steps, options.tolerance)
     choose(rule, atoms, corner, mass, hinge, scratch.gram, scale, *limits, change, scratch.work)

@@ -1,4 +1,4 @@
-"""The blocks of a dual as arrays that a compiled loop writes to, and what is checked before it does."""
+"""The blocks of a dual as arrays that a compiled loop writes to, and the checks before it does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchssvm.kinds.adapter import HeadAdapter
 class BlockArrays(NamedTuple):
     """The active sets and the rest, as in ``Labelings``; ``MeanParts`` are a rest without slots.
 
-    ``rest_emission`` and ``rest_transition`` are rows, ``[*, K]``, of which each block has its own, one after another.
+    ``rest_emission`` and ``rest_transition`` are rows, ``[*, K]``; each block has consecutive rows.
     ``rest_used`` ``[*]`` says which rows of ``rest_transition`` may not be zero: of 26 states some 10 have a pair.
     """
 
@@ -45,7 +45,7 @@ class BlockArrays(NamedTuple):
 
 
 def without_slots(n: int, longest: int, dtype: Any) -> dict[str, Any]:
-    """All arrays of mean parts but those of their rest: n blocks, of ``longest`` labels at most."""
+    """The arrays of mean parts without their rows: n blocks, of ``longest`` labels at most."""
     return {
         "count": np.zeros(n, np.int64),
         "mass": np.zeros((n, 0)),
@@ -81,15 +81,18 @@ class Options(NamedTuple):
     num_examples: int  # n
     by_gap: bool  # whether blocks are drawn by their gaps, else in the given order
     power: float = 1.0  # blocks are drawn in proportion to this power of the gap
-    gap: float = np.inf  # where whole blocks are solved, that after the last round of all; infinite in such a round
+    gap: float = np.inf  # where whole blocks are solved, the gap after the last round of all; infinite in such a round
     most: float = np.inf  # where whole blocks are solved, a sweep ends after the round with this oracle call
     relaxation: float = 1.0  # how many times an exact step is taken; 2 would leave the dual as it is
+
+
+_SMALLER = "storage=Weights() or Labelings() may take less"
 
 
 class BlockMemory:
     """Views of the storage, and its growth; MemoryError where the blocks would not fit in the dual's ``memory_limit``.
 
-    ``lengths`` ``[n]`` int64 are those of the examples, ``labels`` is the largest number of labels of one, and
+    ``lengths`` ``[n]`` int64 belong to the examples, ``labels`` is the largest number of labels of one, and
     ``curvature`` says whether inner products of labelings are kept.
     """
 
@@ -107,9 +110,9 @@ class BlockMemory:
         if self.labelings is not None:
             if curvature:
                 self.labelings.keep_curvature()
-            self._check(self._labelings_bytes(), "Labelings(capacity=...) with a smaller capacity takes less")
+            self._check(self._labelings_bytes(), "give Labelings() a smaller capacity")
         elif not self.has_rest:
-            self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
+            self._check(self._rest_bytes(), _SMALLER)
         n, dtype = len(dual.own), torch.zeros(0, dtype=dual.parameters[0].dtype).numpy().dtype
         self._nothing = BlockArrays(
             **without_slots(n, self.longest, dtype),
@@ -127,7 +130,7 @@ class BlockMemory:
 
     @clock.setter
     def clock(self, value: int) -> None:
-        if self.labelings is not None:  # nothing depends on that of mean parts
+        if self.labelings is not None:  # mean parts have no clock
             self.labelings.sets.clock = value
 
     @property
@@ -158,9 +161,9 @@ class BlockMemory:
         if self.rest.buffers:
             shapes = self.adapter.part_shapes(self.lengths)
             if any(
-                held < wanted
+                width < wanted
                 for name, (_, trailing) in shapes.items()
-                for held, wanted in zip(self.rest.buffers[name].values.shape[1:], trailing, strict=True)
+                for width, wanted in zip(self.rest.buffers[name].values.shape[1:], trailing, strict=True)
             ):
                 self.make_rest()  # rows were made for smaller examples
             for name, (_, trailing) in shapes.items():
@@ -184,8 +187,7 @@ class BlockMemory:
         return [tensor for buffer in self.rest.buffers.values() for tensor in (buffer.values, buffer.start)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies look at their own storage."""
-        return {**vars(self), "_views": None}
+        return {**vars(self), "_views": None}  # a copy makes views of the copied storage
 
     def changed(self) -> None:
         """Others have changed blocks."""
@@ -193,14 +195,8 @@ class BlockMemory:
         self._views = None
 
     def make_rest(self) -> None:
-        """Give every example its rows in the rest, zero where it had none; MemoryError beyond the dual's
-        ``memory_limit``.
-        """
-        advice = (
-            "a larger capacity of Labelings() avoids it"
-            if self.capacity
-            else "storage=Weights() or Labelings() may take less"
-        )
+        """Give every example its rows in the rest, zero where it had none."""
+        advice = "give Labelings() a larger capacity" if self.capacity else _SMALLER
         self._check(self._rest_bytes() + self._labelings_bytes(), advice)
         for name, (rows, trailing) in self.adapter.part_shapes(self.lengths).items():
             buffer = self.rest.buffers.get(name)
@@ -215,8 +211,8 @@ class BlockMemory:
         if self.labelings is None:
             return
         if self.adapter.ragged:
-            sets, own = self.labelings.sets, slice(None) if index is None else index
-            sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
+            sets, rows = self.labelings.sets, slice(None) if index is None else index
+            sets.length[rows] = torch.where(sets.count[rows] > 0, self.lengths[rows], sets.length[rows])
         sets = self.labelings.sets
         if len(sets.labelings) > 1:
             examples, slots = (sets.used > self._finished).nonzero(as_tuple=True)
@@ -235,7 +231,7 @@ class BlockMemory:
         return numbers * self.dual.parameters[0].element_size()
 
     def _check(self, needed: int, advice: str) -> None:
-        """Check the memory of all blocks together; what is already allocated does not count."""
+        """Check the memory of all blocks together, without allocated memory."""
         storage = self.dual.storage
         if storage.memory_limit is None:
             needed = max(needed - storage.nbytes(), 0)
@@ -244,56 +240,41 @@ class BlockMemory:
 
 
 def _as_rows(buffer: RowBuffer, width: int) -> tuple[Tensor, Tensor]:
-    """The rows of a buffer as rows of ``width`` numbers, sharing its memory, and where those of each example begin."""
+    """The rows of a buffer as rows of ``width`` numbers, sharing its memory, and where each example begins."""
     values = buffer.values.view(-1, width)
     return values, buffer.start * (len(values) // len(buffer.values))
 
 
 def validate_problem(structure: Structure, dual: DualState) -> None:
-    """Raise TypeError for a storage without a compiled form, and ValueError for a dual of another structure."""
+    """Raise an error unless the dual's storage is compiled and its structure is ``structure``."""
     if type(dual.storage) not in (Labelings, MeanParts):
-        raise TypeError(
-            f"the dual's storage is {type(dual.storage).__name__}(): make it with storage=MeanParts() or "
-            "storage=Labelings()"
-        )
+        raise TypeError(f"dual has storage={type(dual.storage).__name__}(): use MeanParts() or Labelings()")
     if not dual.structure.same_as(structure):
-        raise ValueError(
-            f"the dual's structure is {dual.structure}, and the compiled loop decodes by head.structure, "
-            f"{structure}: give the structure to the head, or use BlockGap and BCFW"
-        )
+        raise ValueError(f"dual has structure={dual.structure}, but the head {structure}: give the head the same one")
 
 
 def validate_weights(
     adapter: HeadAdapter, dual: DualState, layout: list[tuple[torch.Size, torch.dtype]], *, begun: bool = True
 ) -> None:
-    """Raise an error unless the head's parameters are those of the dual, unchanged since the last step and without
-    bounds.
+    """Raise an error unless the head has the dual's parameters, unchanged since the last step and without bounds.
 
-    ``layout`` has their shapes and dtypes when the loop was made; ``begun`` says that those of a new dual are zero
-    already.
+    ``layout`` are the shapes and dtypes from when the loop was made; ``begun`` says that a new dual's weights are zero.
     """
     head = adapter.head
     if [id(p) for p in head.parameters()] != [id(p) for p in dual.parameters]:
-        raise ValueError("the head's parameters are not those that the dual was made for: make a DualState for it")
-    if [(p.shape, p.dtype) for p in dual.parameters] != layout or dual.parameters[0].device.type != "cpu":
-        raise ValueError(
-            "the head's parameters have another shape, dtype or device now: call head.to('cpu') if it was moved, or "
-            "make a new compiled loop"
-        )
-    if not all(p.is_contiguous() for p in dual.parameters):
-        raise ValueError("the head's parameters must be contiguous")
+        raise ValueError("head has other parameters than the dual: make a DualState for this head")
+    now = [(p.shape, p.dtype) for p in dual.parameters]
+    if now != layout or not all(p.is_contiguous() and p.device.type == "cpu" for p in dual.parameters):
+        raise ValueError("head has parameters of another shape, dtype, device or layout: make a new CompiledBCFW")
     if dual.box.has_bounds:
-        raise TypeError("the head's weights have bounds, which are not compiled; use BlockGap and BCFW")
+        raise TypeError("head has weights with bounds, which are not compiled: use BlockGap and BCFW")
     # With many weights, only writes that torch tracks are detected here; exact passes read all weights.
     written = dual.written_to() or not dual.is_large
     size = math.sqrt(squared_norm(dual.parameters)) if written else dual.held_norm
     if not math.isfinite(size):
-        raise RuntimeError("the head's weights are not finite")
+        raise RuntimeError("head has weights that are not finite: load a state")
     if (begun or dual.steps) and dual.recomputed is None and dual.norm_changed(size):
-        raise RuntimeError(
-            f"the head's weights have changed since the last step (their norm was {dual.held_norm:.6g} and is "
-            f"{size:.6g}): they are a function of the dual; load a state instead of setting them"
-        )
+        raise RuntimeError(f"head has changed weights (norm {size:.6g}, was {dual.held_norm:.6g}): load a state")
 
 
 def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targets: Tensor) -> None:
@@ -301,68 +282,64 @@ def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targ
 
     ``lengths`` of the examples and digests ``targets`` are ``[n]`` int64.
     """
-    storage = dual.storage
+    storage, first = dual.storage, dual.own.start
     if isinstance(storage, Labelings):
-        _check_lengths(storage.sets.length, lengths, dual.own.start)
-        _check_labelings(adapter, storage, lengths, dual.own.start)
+        _check_lengths(storage.sets.length, lengths, first)
+        fit = _labelings_fit(adapter, storage, lengths)
+        fit = fit and _rows_fit(adapter, storage.rest.buffers, lengths, first, storage.mixed)
     else:
         assert isinstance(storage, MeanParts)
-        _check_rows(adapter, storage.buffers, lengths, dual.own.start)
+        fit = _rows_fit(adapter, storage.buffers, lengths, first)
+    if not fit:
+        raise ValueError("dual has blocks of another problem: give the examples and the head that it was trained with")
     check_targets(dual, targets)
 
 
-def _check_lengths(held: Tensor, lengths: Tensor, first: int) -> None:
-    if bool((wrong := (held > 0) & (held != lengths)).any()):
+def _check_lengths(block_lengths: Tensor, lengths: Tensor, first: int) -> None:
+    if bool((wrong := (block_lengths > 0) & (block_lengths != lengths)).any()):
         i = int(wrong.nonzero()[0])
-        raise other_length(first + i, int(lengths[i]), int(held[i]))
+        raise other_length(first + i, int(lengths[i]), int(block_lengths[i]))
 
 
-def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor, first: int) -> None:
+def _labelings_fit(adapter: HeadAdapter, storage: Labelings, lengths: Tensor) -> bool:
     sets, (least, most) = storage.sets, adapter.label_limits(lengths)
-    sizes = adapter.label_counts(lengths)
-    if sets.labelings:
-        held, like = sets.labelings[0], tree_tensors(adapter.longest_labeling(1))
-        if len(sets.labelings) != len(like):
-            raise ValueError(
-                f"the dual's labelings have {len(sets.labelings)} parts, and those of this problem {len(like)}"
-            )
-        integral = not held.is_floating_point() and held.dtype != torch.bool
-        if not integral or held.ndim != 1 + like[0].ndim:
-            raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
-        labels = adapter.as_sequences(held)
-        if labels.shape[2] < int((sizes * (sets.count > 0)).max()):
-            raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
-        inside = torch.arange(labels.shape[2]) < sizes.unsqueeze(1)
-        used = torch.arange(labels.shape[1]) < sets.count.unsqueeze(1)
-        own = inside.unsqueeze(1) & used.unsqueeze(2)
-        if bool((((labels < least) | (labels > most.view(-1, 1, 1))) & own).any()):
-            raise ValueError(
-                f"the dual's labelings have labels beyond {least} to {int(most.max())}: not of this problem"
-            )
-    _check_rows(adapter, storage.rest.buffers, lengths, first, storage.mixed)
+    if not sets.labelings:
+        return True
+    sizes, like = adapter.label_counts(lengths), tree_tensors(adapter.longest_labeling(1))
+    first = sets.labelings[0]
+    if len(sets.labelings) != len(like) or first.ndim != 1 + like[0].ndim:
+        return False
+    if first.is_floating_point() or first.dtype == torch.bool:
+        return False
+    labels = adapter.as_sequences(first)
+    if labels.shape[2] < int((sizes * (sets.count > 0)).max()):
+        return False
+    inside = torch.arange(labels.shape[2]) < sizes.unsqueeze(1)
+    used = torch.arange(labels.shape[1]) < sets.count.unsqueeze(1)
+    unknown = (labels < least) | (labels > most.view(-1, 1, 1))
+    return not bool((unknown & inside.unsqueeze(1) & used.unsqueeze(2)).any())
 
 
-def _check_rows(
+def _rows_fit(
     adapter: HeadAdapter, buffers: dict[str, RowBuffer], lengths: Tensor, first: int, needed: Tensor | None = None
-) -> None:
-    """Check the rows of example ``first`` and those after it; ``needed`` marks the examples that must have rows."""
+) -> bool:
+    """Whether the rows fit the examples from ``first`` on; ``needed`` marks the examples that must have rows."""
     shapes = adapter.part_shapes(lengths)
     if not buffers:
-        if needed is not None and bool(needed.any()):
-            raise ValueError("the dual's merged labelings are missing")
-        return
+        return needed is None or not bool(needed.any())
     if buffers.keys() != shapes.keys():
-        raise ValueError(f"the dual holds blocks for {sorted(buffers)}, and the head gives {sorted(shapes)}")
+        return False
     for name, buffer in buffers.items():
-        wanted, sizes = shapes[name]
-        there, held = buffer.start > 0, tuple(buffer.values.shape[1:])
-        if bool((there != (buffer.rows > 0)).any()):
-            raise ValueError("the dual's mean parts are not of this problem")
-        _check_lengths(buffer.rows, wanted, first)
-        wide = buffer.values.ndim == 1 or held == sizes
-        if not wide and adapter.ragged_labels:  # rows are as long as those of the longest example so far
-            wide = len(held) == len(sizes) and all(a <= b for a, b in zip(held, sizes, strict=True))
-            # That of another process may be longer, and has been zero here.
-            wide |= held[1:] == sizes[1:] if len(sizes) > 1 else not bool(buffer.values[:, sizes[0] :].any())
-        if not wide or (needed is not None and not bool(there[needed].all())):
-            raise ValueError("the dual's mean parts are not of this problem")
+        rows, sizes = shapes[name]
+        filled, widths = buffer.start > 0, tuple(buffer.values.shape[1:])
+        if bool((filled != (buffer.rows > 0)).any()) or (needed is not None and not bool(filled[needed].all())):
+            return False
+        _check_lengths(buffer.rows, rows, first)
+        wide = buffer.values.ndim == 1 or widths == sizes
+        if not wide and adapter.ragged_labels:  # rows are as long as the longest example so far
+            wide = len(widths) == len(sizes) and all(a <= b for a, b in zip(widths, sizes, strict=True))
+            # Rows of another process may be longer, and have been zero here.
+            wide |= widths[1:] == sizes[1:] if len(sizes) > 1 else not bool(buffer.values[:, sizes[0] :].any())
+        if not wide:
+            return False
+    return True

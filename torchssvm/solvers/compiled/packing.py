@@ -33,17 +33,17 @@ class Piece(NamedTuple):
     cost: Tensor  # [labels] float64
     targets: Tensor  # [B] int64, their digests
     weight: Tensor  # [B] float64
-    own: dict[str, Ragged]  # what the kind needs beside them
+    extra: dict[str, Ragged]  # what the kind needs beside them
     inner: Tensor | None = None  # products of their rows, where they are known
 
 
 def pack(
-    adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch], held: Piece | None = None
+    adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch], earlier: Piece | None = None
 ) -> tuple[Examples, Piece]:
     """Every example that this process holds, in order, as NumPy arrays; the head and the structure check them.
 
-    Those of ``held`` are in no batch; they may have fewer features. Also returns all examples as one piece, which
-    shares memory with the arrays. Raises ValueError if one is missing or duplicated, or a batch is not valid.
+    The examples of ``earlier`` are in no batch; they may have fewer features. Also returns all examples as one piece,
+    which shares memory with the arrays.
     """
     n, dtype = len(dual.own), dual.parameters[0].dtype
     sizes, lengths, lines, targets = torch.zeros(4, n, dtype=torch.int64)
@@ -52,38 +52,34 @@ def pack(
     nonzeros = 0
 
     def read() -> Iterator[Piece]:
-        if held is not None:
-            yield held
+        if earlier is not None:
+            yield earlier
         for batch in restrict(batches, dual.own) if dual.ranks else batches:
-            own, weight = apart(as_batch(batch), dual.structure)
-            _check_kind(adapter.inputs(own.x))
-            yield _piece(adapter, dual, to_device(own, "cpu"), weight, dtype)
+            batch, weight = apart(as_batch(batch), dual.structure)
+            _check_kind(adapter.inputs(batch.x))
+            yield _piece(adapter, dual, to_device(batch, "cpu"), weight, dtype)
 
     for piece in read():
         twice = piece.index[sizes[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
-            example += dual.own.start
-            raise ValueError(
-                f"batches gave example {example} twice, and every example is needed exactly once: {OLD_NUMBERS}"
-            )
+            raise ValueError(f"batches gave example {example + dual.own.start} twice: {OLD_NUMBERS}")
         sizes[piece.index], lengths[piece.index], targets[piece.index] = piece.sizes, piece.lengths, piece.targets
-        lines[piece.index], weight[piece.index] = adapter.lists(piece.sizes, piece.own), piece.weight
+        lines[piece.index], weight[piece.index] = adapter.lists(piece.sizes, piece.extra), piece.weight
         if isinstance(piece.x, Tensor):
-            nonzeros += piece.x.numel() if piece is held else int(piece.x.count_nonzero())  # what was dense stays so
+            nonzeros += piece.x.numel() if piece is earlier else int(piece.x.count_nonzero())  # what was dense stays so
         else:
             nonzeros += len(piece.x.columns)
         pieces.append(piece)
     if not bool((sizes > 0).all()):
         missing = ((sizes == 0).nonzero().flatten() + dual.own.start).tolist()
-        used_up = "; were they a generator that was used up?" if len(missing) == n else ""
-        raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them{used_up}")
+        raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them: give each once")
     start, line_start = offsets(sizes), offsets(lines)
     labels, rows, features = int(start[-1]), int(line_start[-1]), len(adapter.weights()[0])
     dense = all(isinstance(piece.x, Tensor) for piece in pieces) and nonzeros > _DENSE * rows * features
     y, cost = torch.empty(labels, dtype=torch.int64), torch.empty(labels, dtype=torch.float64)
     x = torch.empty(rows if dense else 0, features, dtype=dtype)
-    own = {name: _join(name, pieces, n) for name in pieces[0].own}
+    extra = {name: _join(name, pieces, n) for name in pieces[0].extra}
     counts = torch.zeros(int(line_start[-1]), dtype=torch.int64)
     lists: list[tuple[Tensor | slice, Tensor, Tensor]] = []
     while pieces:
@@ -95,38 +91,38 @@ def pack(
             width = piece.x.shape[1]
             x[line, :width], x[line, width:] = piece.x, 0.0
         else:
-            found = lists_of(piece.x) if isinstance(piece.x, Tensor) else piece.x
-            counts[line] = found.counts
-            lists.append((line, found.columns, found.values))
+            listed = lists_of(piece.x) if isinstance(piece.x, Tensor) else piece.x
+            counts[line] = listed.counts
+            lists.append((line, listed.columns, listed.values))
     row = offsets(counts)
     column = torch.empty(int(row[-1]), dtype=torch.int32)
     value = torch.ones(int(row[-1]) if any(len(values) for _, _, values in lists) else 0, dtype=dtype)
     while lists:
         place, columns, values = lists.pop()
-        own_place = _places(row[place], counts[place])
-        column[own_place] = columns
+        entries = _places(row[place], counts[place])
+        column[entries] = columns
         if len(values):
-            value[own_place] = values
+            value[entries] = values
     if bool((value == 1).all()):  # lists of ones take half the memory
         value = value.new_empty(0)
     products = num_products(lines) if adapter.products else torch.zeros_like(lines)
     inner_start = offsets(products)
     inner = torch.full((int(inner_start[-1]),), -1.0, dtype=dtype)
-    if held is not None and held.inner is not None:
-        inner[_places(inner_start[held.index], products[held.index])] = held.inner
+    if earlier is not None and earlier.inner is not None:
+        inner[_places(inner_start[earlier.index], products[earlier.index])] = earlier.inner
     arrays = (x, value, column, row, y, cost, cost.to(dtype), weight, start, line_start, inner, inner_start[:-1])
     limits: Any = (STORED if adapter.products else 0, adapter.pair_rows)
     examples = with_types(Examples(dense, *(t.numpy() for t in arrays), *limits))  # type: ignore[arg-type]
-    ragged = {name: (starts.diff(), values) for name, (starts, values) in own.items()}
+    ragged = {name: (starts.diff(), values) for name, (starts, values) in extra.items()}
     all_x = x if dense else Lists(counts, column, value)
     whole = Piece(torch.arange(n), sizes, lengths, all_x, y, cost, targets, weight, ragged, inner)
-    return adapter.complete(examples, own), whole
+    return adapter.complete(examples, extra), whole
 
 
 def staying(adapter: HeadAdapter, piece: Piece, kept: Tensor) -> Piece:
     """The examples of a piece that stay: that at the place ``kept[i]`` is example i, where it is not -1."""
     index = (kept >= 0).nonzero().flatten()
-    at, lines = kept[index], adapter.lists(piece.sizes, piece.own)
+    at, lines = kept[index], adapter.lists(piece.sizes, piece.extra)
 
     def taken(values: Tensor, sizes: Tensor) -> Tensor:
         return values[_places(offsets(sizes)[:-1][at], sizes[at])]
@@ -139,22 +135,21 @@ def staying(adapter: HeadAdapter, piece: Piece, kept: Tensor) -> Piece:
         x = Lists(counts, x.columns[place], x.values[place] if len(x.values) else x.values)
     else:
         x = taken(x, lines)
-    own = {name: (sizes[at], taken(values, sizes)) for name, (sizes, values) in piece.own.items()}
+    extra = {name: (sizes[at], taken(values, sizes)) for name, (sizes, values) in piece.extra.items()}
     labels, cost = (taken(values, piece.sizes) for values in (piece.labels, piece.cost))
     inner = taken(piece.inner, num_products(lines)) if piece.inner is not None and adapter.products else None
     same = piece.sizes[at], piece.lengths[at], x, labels, cost, piece.targets[at], piece.weight[at]
-    return Piece(index, *same, own, inner)
+    return Piece(index, *same, extra, inner)
 
 
 def _join(name: str, pieces: list[Piece], num_examples: int) -> tuple[Tensor, Tensor]:
-    """What all pieces have by this name, in the order of the examples, and where each example's begins."""
     counts = torch.zeros(num_examples, dtype=torch.int64)
     for piece in pieces:
-        counts[piece.index] = piece.own[name][0]
-    start, like = offsets(counts), pieces[0].own[name][1]
+        counts[piece.index] = piece.extra[name][0]
+    start, like = offsets(counts), pieces[0].extra[name][1]
     values = like.new_empty(int(start[-1]), *like.shape[1:])
     for piece in pieces:
-        values[_places(start[piece.index], counts[piece.index])] = piece.own[name][1]
+        values[_places(start[piece.index], counts[piece.index])] = piece.extra[name][1]
     return start, values
 
 
@@ -164,7 +159,7 @@ def num_products(lengths: Tensor) -> Tensor:
 
 
 def long_features(examples: Examples) -> int:
-    """The size of ``Scratch.sums_of_label``: that of the features and the bias, if a chain is long."""
+    """The size of ``Scratch.sums_of_label``: features and bias, if a chain is long."""
     if examples.reach is None:
         return 0
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
@@ -184,10 +179,7 @@ def _check_kind(x: object) -> None:
     if isinstance(x, SparseFeatures):
         return
     if not isinstance(x, Tensor) or x.layout != torch.strided:
-        raise TypeError(
-            "x must be a dense tensor (features that are mostly zero are kept as lists all the same), or "
-            "SparseFeatures for a SparseLinearChain"
-        )
+        raise TypeError(f"x={type(x).__name__} must be a dense tensor, or SparseFeatures for a sparse head")
 
 
 def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor | None, dtype: torch.dtype) -> Piece:
@@ -199,7 +191,7 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor |
     check_finite(adapter.inputs(batch.x), index, dtype)
     with naming(batch.index):
         labels, cost, sizes = adapter.targets(target)
-        x, own = adapter.features(batch.x, target), adapter.own(batch.x, target, potentials)
+        x, extra = adapter.features(batch.x, target), adapter.own(batch.x, target, potentials)
     return Piece(
         index,
         sizes,
@@ -209,7 +201,7 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor |
         cost,
         digest_examples(joined(target, weight), potentials),
         torch.ones(len(index), dtype=torch.float64) if weight is None else weight.cpu(),
-        own,
+        extra,
     )
 
 

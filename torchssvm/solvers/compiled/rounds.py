@@ -1,4 +1,4 @@
-"""The compiled loop in several processes: rounds of own visits, each followed by a joint step.
+"""The compiled loop in several processes: rounds of visits in each process, each followed by a joint step.
 
 Blocks are kept as they were at the start of a round, and move back towards that by the joint step.
 """
@@ -27,54 +27,54 @@ from torchssvm.steps.line_search import exact_step
 
 
 class Kept(NamedTuple):
-    """Copies of the blocks ``own``, as in ``BlockArrays``, and of their losses."""
+    """Copies of the blocks ``index``, as in ``BlockArrays``, and of their losses."""
 
-    own: Any  # [U] int64, distinct blocks
+    index: Any  # [U] int64, distinct blocks
     mass: Any  # [U, C]
     loss: Any  # [U, C]
     labelings: Any  # [U, C, N]
     rest_mass: Any  # [U]
     rest_loss: Any  # [U]
-    emission: Any  # [rows, K], psi of the rests; zero where there are none
+    emission: Any  # [rows, K], psi of the rests; zero if missing
     pairs: Any  # [rows, K], psi of their pairs
     losses: Any  # [U], l_i
 
 
-def keep_blocks(own: np.ndarray, examples: Examples, blocks: BlockArrays, losses: np.ndarray) -> Kept:
-    """Copies of the blocks ``own``, ``[U]`` int64, distinct; ``losses`` ``[n]`` are l_i."""
-    copies = [getattr(blocks, name)[own] for name in ("mass", "loss", "labelings", "rest_mass", "rest_loss")]
-    rows = count_rows(examples, own, np.zeros((2, 2), np.int64))[0]
-    held = blocks.rest_emission, blocks.rest_transition
-    emission, pairs = (np.zeros((count, a.shape[1]), a.dtype) for count, a in zip(rows, held, strict=True))
-    _copy_rests(own, examples, blocks, emission, pairs)
-    return Kept(own, *copies, emission, pairs, losses[own])  # type: ignore[call-arg]
+def keep_blocks(index: np.ndarray, examples: Examples, blocks: BlockArrays, losses: np.ndarray) -> Kept:
+    """Copies of the blocks ``index``, ``[U]`` int64, distinct; ``losses`` ``[n]`` are l_i."""
+    copies = [getattr(blocks, name)[index] for name in ("mass", "loss", "labelings", "rest_mass", "rest_loss")]
+    rows = count_rows(examples, index, np.zeros((2, 2), np.int64))[0]
+    rests = blocks.rest_emission, blocks.rest_transition
+    emission, pairs = (np.zeros((count, a.shape[1]), a.dtype) for count, a in zip(rows, rests, strict=True))
+    _copy_rests(index, examples, blocks, emission, pairs)
+    return Kept(index, *copies, emission, pairs, losses[index])  # type: ignore[call-arg]
 
 
 @njit
-def _copy_rests(own: Any, examples: Any, blocks: Any, emission: Any, pairs: Any) -> None:
+def _copy_rests(index: Any, examples: Any, blocks: Any, emission: Any, pairs: Any) -> None:
     row, pair = 0, 0
-    for i in own:
+    for i in index:
         length, height = length_of(examples.kind, examples, i), pair_rows_of(examples.kind, examples, i)
-        psi, held, _ = rest_views(examples, blocks, i, length)
+        psi, psi_pairs, _ = rest_views(examples, blocks, i, length)
         if blocks.rest_emission_start[i] > 0:
             set_row(emission[row : row + length], psi, None, None)
-            set_row(pairs[pair : pair + height], held, None, None)
+            set_row(pairs[pair : pair + height], psi_pairs, None, None)
         row, pair = row + length, pair + height
 
 
 @njit
 def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: int, counts: Any) -> None:
-    """Give every block ``share``, 0 to 1, of its dual variables of now, and the rest of those that it had.
+    """Mix ``share``, 0 to 1, of the current dual variables with 1 - ``share`` of those in ``kept``.
 
-    A labeling that has lost its slot since then goes into the rest, which the block must have. ``n`` is that of all
-    processes; ``counts`` ``[K, K]`` float64 is zero, or empty without pairs.
+    A labeling that has lost its slot since then goes into the rest, which the block must have. ``n`` counts the
+    examples of all processes; ``counts`` ``[K, K]`` float64 is zero, or empty without pairs.
     """
     before, row, pair = 1.0 - share, 0, 0
-    for u in range(len(kept.own)):
-        i = kept.own[u]
+    for u in range(len(kept.index)):
+        i = kept.index[u]
         length = length_of(examples.kind, examples, i)
         losses[i] = before * kept.losses[u] + share * losses[i]
-        psi, pairs, _ = rest_views(examples, blocks, i, length)  # not read where there is no rest
+        psi, pairs, _ = rest_views(examples, blocks, i, length)  # not read without a rest
         if blocks.rest_emission_start[i] > 0:
             for t in range(length):
                 for k in range(psi.shape[1]):
@@ -110,8 +110,8 @@ _PART = 20  # a round is at most this part of a process's examples
 class Rounds:
     """Visits in rounds: each process visits some of its blocks, and the box QP over the ranks combines their moves.
 
-    Short rounds need fewer passes, long ones fewer exchanges. ``visits`` are those of a process in a round; None is as
-    many as would take the time of an exchange, by the sizes of weights and examples alone. ``loop`` is a
+    Short rounds need fewer passes, long ones fewer exchanges. ``visits`` counts a process's visits in a round;
+    None is as many as take the time of an exchange, by the sizes of weights and examples. ``loop`` is a
     ``CompiledBCFW``.
     """
 
@@ -123,13 +123,13 @@ class Rounds:
     def step(self, visits: int) -> int:
         """Rounds of together ``visits`` visits of all processes; returns those made."""
         loop, ranks = self._loop, self._loop.dual.ranks
-        own, done = -(-visits // ranks.size), 0
+        left, done = -(-visits // ranks.size), 0
         loop.begin()
         try:
-            while own > 0:
-                size = min(self.visits, own)
+            while left > 0:
+                size = min(self.visits, left)
                 made = self._round(size)
-                done, own = done + made, own - size
+                done, left = done + made, left - size
                 if not made:
                     break
         finally:
@@ -138,7 +138,7 @@ class Rounds:
         return done
 
     def _round(self, size: int) -> int:
-        """One round of ``size`` visits of each process; returns those of all."""
+        """One round of ``size`` visits of each process; returns the visits of all."""
         loop, dual = self._loop, self._loop.dual
         counters = dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps
         kept: Kept | None = None
@@ -151,7 +151,7 @@ class Rounds:
             kept, before = loop.keep(order), _Before(loop, order)
             loop.visit_all(order)
             gradients = before.directions()
-            change = float((dual.loss.numpy()[kept.own] - kept.losses).sum())
+            change = float((dual.loss.numpy()[kept.index] - kept.losses).sum())
             value = change + inner_product([p.detach() for p in dual.parameters], gradients)
             calls, hits, moved = (
                 now - old for now, old in zip((dual.oracle_calls, dual.cache_hits, dual.moved), counters, strict=False)
@@ -160,7 +160,7 @@ class Rounds:
             return gradients, Figures(value, 1.0, loss, change, gap, calls, hits, moved)
 
         try:
-            found = self._exchange(visit, dual.lam)
+            combined = self._exchange(visit, dual.lam)
         except BaseException:
             if kept is not None and before is not None:
                 with undisturbed():
@@ -169,13 +169,13 @@ class Rounds:
             raise
         finally:
             dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps = counters
-        figures = found.figures
-        step = exact_step(figures.value, found.squared_norm, dual.lam, figures.largest)
+        figures = combined.figures
+        step = exact_step(figures.value, combined.squared_norm, dual.lam, figures.largest)
         assert kept is not None
         with undisturbed():
-            loop.blend(kept, min(step * found.beta, 1.0))
-            dual.move_weights(found.gradients, -step / dual.lam)
-            record(dual, found, step)
+            loop.blend(kept, min(step * combined.beta, 1.0))
+            dual.move_weights(combined.gradients, -step / dual.lam)
+            record(dual, combined, step)
         return figures.moved
 
     def _usual(self) -> int:
@@ -199,32 +199,31 @@ class _Before:
         if loop.dual.is_large and (columns := loop.columns_of(np.unique(order.numpy()))) is not None:
             rows = torch.from_numpy(columns)
         emission = loop.emission
-        self._held = [
+        self._weights = [
             (p.detach(), rows if p.data_ptr() == emission.data_ptr() and p.shape == emission.shape else None)
             for p in loop.dual.parameters
         ]
-        self._before = [p.clone() if rows is None else p[rows] for p, rows in self._held]
+        self._before = [p.clone() if rows is None else p[rows] for p, rows in self._weights]
         self._gaps = loop.dual.gap_estimates.clone(), loop.dual.oracle_gaps.clone()
 
     def directions(self) -> list[Tensor]:
-        """``lam`` times the weights before less those of now, for each parameter; the old ones are put back."""
-        found = []
-        for (held, rows), before in zip(self._held, self._before, strict=True):
-            change = (before - (held if rows is None else held[rows])) * self._loop.dual.lam
-            found.append(change if rows is None else rows_of(rows, change, held.shape, coalesced=True))
+        """``lam`` times the change of each parameter since the start of the round; restores the old weights."""
+        changes = []
+        for (weights, rows), before in zip(self._weights, self._before, strict=True):
+            change = (before - (weights if rows is None else weights[rows])) * self._loop.dual.lam
+            changes.append(change if rows is None else rows_of(rows, change, weights.shape, coalesced=True))
         self._put_weights_back()
-        return found
+        return changes
 
     def put_back(self) -> None:
-        """Put weights and gaps back."""
         self._put_weights_back()
         dual = self._loop.dual
-        for held, gaps in zip((dual.gap_estimates, dual.oracle_gaps), self._gaps, strict=True):
-            held.copy_(gaps)
+        for current, gaps in zip((dual.gap_estimates, dual.oracle_gaps), self._gaps, strict=True):
+            current.copy_(gaps)
 
     def _put_weights_back(self) -> None:
-        for (held, rows), before in zip(self._held, self._before, strict=True):
+        for (weights, rows), before in zip(self._weights, self._before, strict=True):
             if rows is None:
-                held.copy_(before)
+                weights.copy_(before)
             else:
-                held[rows] = before
+                weights[rows] = before

@@ -58,7 +58,7 @@ from torchssvm.structures.weighted import apart, joined
 class CompiledBCFW(DualTrainer, Stateful):
     """Compiled single-example BCFW for a head with a compiled form and fixed features, on the CPU.
 
-    Trains the same head and dual state as ``BlockGap`` and ``BCFW``: each can continue where the other stopped. Blocks
+    Trains the same head and dual state as ``BlockGap`` and ``BCFW``: each can continue from the other. Blocks
     are drawn as in [G16] Algorithm 2, from the current gaps at every draw. Features are copied without padding, as
     lists if they are mostly zero.
 
@@ -72,9 +72,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         seed: Seed of the draws.
         round_visits: Of several processes, the visits that each makes between two exchanges; None chooses it by the
             sizes of weights and examples.
-        adapter: What was found for the head and these rules before, by :func:`torchssvm.solvers.choose`.
-        held: An earlier loop whose examples are in no batch where they stay, and the place ``[n]`` int64 that each
-            example had there, -1 for those of the batches.
+        adapter: The compiled form of the head, from :func:`torchssvm.solvers.choose`.
+        held: An earlier loop, and the place ``[n]`` int64 that each example had in it, -1 for the examples of
+            ``batches``.
 
     Raises:
         TypeError: The head, its structure, a rule or the storage has no compiled form.
@@ -152,7 +152,6 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._rounds = Rounds(self, size) if dual.ranks else None
 
     def _read(self, batches: Iterable[Batch], held: tuple[CompiledBCFW, Tensor] | None) -> None:
-        """Pack the examples, and check that weights and blocks are theirs."""
         adapter, dual = self._adapter, self.dual
         validate_weights(adapter, dual, self._layout, begun=False)
         before = None
@@ -168,13 +167,13 @@ class CompiledBCFW(DualTrainer, Stateful):
     def packs_for(self, head: nn.Module) -> bool:
         """Whether a loop of this head can take over packed examples from here; not from a copy, which has none."""
         pairs = zip(head.parameters(), self.dual.parameters, strict=True)
-        wide = all(now >= then for mine, held in pairs for now, then in zip(mine.shape, held.shape, strict=True))
+        wide = all(now >= then for new, old in pairs for now, then in zip(new.shape, old.shape, strict=True))
         return wide and type(head) is type(self._adapter.head) and not self._adapter.notes and hasattr(self, "piece")
 
     def check_staying(self, dataset: Any, kept: Tensor, adapter: HeadAdapter) -> None:
-        """Raise RuntimeError if an example has another target or length than that at its place ``kept`` ``[n]`` here.
+        """Raise RuntimeError if an example's target or length differs from its place ``kept`` ``[n]`` in this loop.
 
-        ``adapter`` is that of the head to come, which may take more features.
+        ``adapter`` belongs to the new head, which may take more features.
         """
         rows = (kept >= 0).nonzero().flatten()
         for batch in pass_over(Part(dataset, rows)) if len(rows) else ():
@@ -182,8 +181,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             places = rows[batch.index]
             if bool((wrong := self._digests(batch, adapter) != self._targets[kept[places]]).any()):
                 raise RuntimeError(
-                    f"start has other targets or lengths for the examples {places[wrong][:5].tolist()}, or other edges "
-                    "or parents: kept must say where examples were, -1 for those that are new or have changed"
+                    f"kept maps examples {places[wrong][:5].tolist()} to other targets or lengths of start: use -1 for "
+                    "new or changed examples"
                 )
 
     def reseed(self, seed: int) -> None:
@@ -199,7 +198,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
         From the fortieth epoch of the dual's visits on, where one process draws the blocks and the steps are
         corrective, they are drawn by the roots of their gaps, and three steps of four are over-relaxed: see
-        :func:`.draws.phase`. Those of :meth:`visit` are exact.
+        :func:`.draws.phase`. Steps of :meth:`visit` are exact.
 
         Args:
             visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for
@@ -223,21 +222,21 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     @torch.no_grad()
     def advance(self, passes: float) -> int:
-        """A step of a run that may make so many more passes; a sweep ends when they are made."""
+        """A step of a run that may make ``passes`` more passes; a sweep ends when they are made."""
         visits = self.next_visits()
         if self._rounds is not None:
             return self._rounds.step(visits)
         return self._step(visits, passes * self.dual.num_examples if self.draws.sweeps else None)
 
     def next_visits(self) -> int:
-        """Visits of a step whose caller names none."""
+        """Visits of a step by default."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
         if self._whole:
             return n
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     def _step(self, visits: int, calls: float | None = None) -> int:
-        """See :meth:`step`; a sweep goes on beyond ``visits``, until it has made so many oracle ``calls``."""
+        """See :meth:`step`; with ``calls``, a sweep goes on until it has made as many oracle calls."""
         dual, n, done = self.dual, self.dual.num_examples, 0
         end = math.inf if calls is None else dual.oracle_calls + calls
         with self._visiting():
@@ -302,14 +301,11 @@ class CompiledBCFW(DualTrainer, Stateful):
         """
         batch = to_device(batch, "cpu")
         index = check_visits(batch.index, self.dual.num_examples, self.dual.own)
-        found = self._digests(batch, self._adapter)
-        if found.shape != index.shape:
-            raise ValueError(f"index has {len(index)} numbers, and the batch {len(found)} targets: it needs as many")
-        if bool((wrong := found != self._targets[index]).any()):
+        digests = self._digests(batch, self._adapter)
+        if bool((wrong := digests != self._targets[index]).any()):
             examples = (index[wrong].unique() + self.dual.own.start).tolist()
             raise RuntimeError(
-                f"index names {examples[:5]}, whose targets or lengths are others in the data: index is an example's "
-                "place in the dataset, not in the batch, and its target never changes"
+                f"index names {examples[:5]}, whose targets or lengths differ: give each example's place in the dataset"
             )
 
     def _digests(self, batch: Batch, adapter: HeadAdapter) -> Tensor:
@@ -356,7 +352,6 @@ class CompiledBCFW(DualTrainer, Stateful):
         return conclude(dual, make_pass, refresh=refresh)
 
     def _remember(self, remember: Callable[[], None]) -> None:
-        """Keep the labelings of an exact pass."""
         remember()
         self._memory.remember_lengths(None)
         self._seen = (self._contents, self.dual.version)
@@ -365,7 +360,6 @@ class CompiledBCFW(DualTrainer, Stateful):
         return f"CompiledBCFW({self.dual}, direction={self.direction}, oracle={self.oracle}, order={self.draws.order})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies have the packed training set, and a copy of head and dual; scratch is made again."""
         return {name: value for name, value in vars(self).items() if name not in ("_scratch", "piece")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -377,7 +371,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.draws.consolidate_state_dict(to)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the draws; the dual has its own state."""
+        """The state of the draws; the dual's state is separate."""
         return {**self.draws.state_dict(), **self._entries()}
 
     def _entries(self) -> dict[str, Any]:
@@ -393,7 +387,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             self._rounds.visits = state.get("round_visits", self._rounds.visits)
 
     def columns_of(self, index: np.ndarray) -> np.ndarray | None:
-        """The features that some examples have, ascending, int64; None where features are no lists."""
+        """The features of some examples, ascending, int64; None where features are no lists."""
         if self.examples.dense:
             return None
         columns, start = self._adapter.columns(self.examples)
@@ -423,7 +417,6 @@ class CompiledBCFW(DualTrainer, Stateful):
             self._validate_blocks()
 
     def _validate_blocks(self) -> None:
-        """Check blocks that others than this loop have changed."""
         validate_blocks(self._adapter, self.dual, self._lengths, self._targets)
         self._seen = (self._contents, self.dual.version)
 
@@ -458,7 +451,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     ) -> int:
         """Visit blocks by ``order``, or draw them by random ``points``, see ``Draws.next``; returns the visits made.
 
-        ``drawn`` says that ``order`` came from ``Draws``; the rest are those of ``Options``.
+        ``drawn`` says that ``order`` came from ``Draws``; the rest are as in ``Options``.
         """
         if self._whole:  # they import Numba, which takes half a second
             from torchssvm.solvers.compiled.whole import solve_blocks as visit_blocks
@@ -499,13 +492,13 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def keep(self, order: Tensor) -> Kept:
         """Copies of the blocks that a round visits, each of which gets a rest that can take over its labelings."""
-        own, times = order.unique(return_counts=True)
+        index, times = order.unique(return_counts=True)
         blocks, memory = self._memory.blocks(), self._memory
-        full = bool((torch.from_numpy(blocks.count)[own] + times > memory.capacity).any())
+        full = bool((torch.from_numpy(blocks.count)[index] + times > memory.capacity).any())
         if full and memory.capacity and not memory.has_rest:
             memory.make_rest()
             blocks = memory.blocks()
-        return keep_blocks(own.numpy(), self.examples, blocks, self.dual.loss.numpy())
+        return keep_blocks(index.numpy(), self.examples, blocks, self.dual.loss.numpy())
 
     def visit_all(self, order: Tensor) -> None:
         """Visit these blocks, one after another."""
@@ -516,13 +509,13 @@ class CompiledBCFW(DualTrainer, Stateful):
             self._scratch.step[1] = 0.0  # the joint step says how the norm of the weights changes
 
     def blend(self, kept: Kept, share: float) -> None:
-        """Move blocks back: ``share`` of their dual variables of now, and the rest of those that were kept."""
+        """Mix ``share`` of the blocks' current dual variables with 1 - ``share`` of the kept ones."""
         n, counts = self.dual.num_examples, self._scratch.pairs
         blend(kept, share, self.examples, self._memory.blocks(), self.dual.loss.numpy(), n, counts)
 
     def _make_room(self) -> None:
         if self._memory.has_rest:
-            raise RuntimeError("the gaps are not finite: the weights must have overflowed")
+            raise RuntimeError("the gaps are not finite: scale the features, or choose a larger lam")
         self._memory.make_rest()
 
     def _options(self, by_gap: bool) -> Options:
@@ -572,9 +565,6 @@ def usual_visits(num_examples: int, whole: int = 1000) -> int:
 
 def check_compiled(direction: Any, oracle: Any) -> None:
     """Raise TypeError unless these rules have a compiled form."""
-    if isinstance(direction, type) or isinstance(oracle, type):
-        raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
-    if type(direction) not in DIRECTIONS:
-        raise NotCompiledError(f"direction={direction} is not compiled")
-    if type(oracle) not in (MaxOracle, CacheOracle):
-        raise NotCompiledError(f"oracle={oracle} is not compiled")
+    for name, rule, kinds in (("direction", direction, DIRECTIONS), ("oracle", oracle, (MaxOracle, CacheOracle))):
+        if type(rule) not in kinds:
+            raise NotCompiledError(f"{name}={rule} is not compiled")

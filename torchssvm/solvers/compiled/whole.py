@@ -1,7 +1,7 @@
 """Steps that solve a whole block, and exact passes over such blocks, compiled by Numba.
 
-These are kernels of their own, which know neither labelings nor products of them, so that they compile in a few
-seconds. Blocks are mean parts, and the kind has ``solve_block``.
+These kernels know neither labelings nor their products, so they compile in a few seconds. Blocks are mean parts, and
+the kind has ``solve_block``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ SHARE = 0.03
 """Rounds of some blocks leave out those whose gaps are below this share of the mean gap after the last round of all."""
 
 FALL = 0.3
-"""All blocks are visited again when the gap has fallen to this share of that."""
+"""All blocks are visited again when the gap has fallen to this share of the gap after the last round of all."""
 
 
 @njit
 def solve_blocks(order, points, tree, examples, model, blocks, scalars, options, scratch, counters):
     """Solve blocks one after another, in a round of all or of some of them; returns the next ``options.gap``.
 
-    Arguments are those of ``loop.visit_blocks``, but each of the ``points`` shuffles ``order`` for another round, of
+    Arguments are as for ``loop.visit_blocks``, but each of the ``points`` shuffles ``order`` for another round, of
     some blocks, unless the gap has fallen far enough, or ``options.most`` oracle calls are made. In such rounds steps
     are ``options.relaxation`` times as long, as far as masses allow.
     """
@@ -44,10 +44,9 @@ def solve_blocks(order, points, tree, examples, model, blocks, scalars, options,
             psi = blocks.rest_emission[start : start + length]
             weight = examples.weight[i]  # hinges and losses are multiplied by it, and the curvature by its square
             curvature = rate * weight * examples.inner[examples.inner_start[i]]
-            found = solve_block(kind, examples, i, length, psi, curvature / relaxation, scratch)
-            own, value, square, loss = found
+            slope, value, square, loss = solve_block(kind, examples, i, length, psi, curvature / relaxation, scratch)
             counters[0] += 1
-            scalars.gaps[i] = weight * max(own, 0.0) / options.num_examples
+            scalars.gaps[i] = weight * max(slope, 0.0) / options.num_examples
             scalars.oracle_gaps[i] = scalars.gaps[i]
             if value - 0.5 * curvature * square > 0.0:  # else rounding would lower the dual
                 set_row(psi, scratch.into, None, None)
@@ -107,6 +106,6 @@ def flush(part, totals, place):
     for rows, sums in ((part.emission, totals.emission), (part.transition, totals.transition)):
         add_row(sums[place], rows, None)
         set_row(rows, None, None, 0.0)
-    for row, held in ((part.bias, totals.bias), (part.first, totals.first), (part.last, totals.last)):
-        add_row(held[place], row, None)
+    for row, row_sums in ((part.bias, totals.bias), (part.first, totals.first), (part.last, totals.last)):
+        add_row(row_sums[place], row, None)
         set_row(row, None, None, 0.0)

@@ -106,7 +106,7 @@ class Options(NamedTuple):
     scale: float  # lam n
     rho: float  # penalty of the augmented Lagrangian, times n
     rule: int  # how blocks move, see ``blocks``
-    greedy: bool  # whether a visit moves the steepest block, as often as there are blocks, instead of each once
+    greedy: bool  # whether a visit moves the steepest block, once for each block, instead of each block once
 
 
 class Scratch(NamedTuple):
@@ -216,23 +216,23 @@ def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
 def _visit_greedily(first, end, tokens, weights, pairs, duals, options, scratch):
     """Block-greedy coordinate descent ([Y16] Algorithm 3): always move the block with the largest model decrease."""
     for _ in range(2 * (end - first) - 1):
-        best, found, is_factor = 0.0, first, False
+        best, token, is_factor = 0.0, first, False
         for t in range(first, end):
             gain = _propose_variable(t, first, end, tokens, weights, duals, options, scratch)
             if gain > best:
-                best, found, is_factor = gain, t, False
+                best, token, is_factor = gain, t, False
             if t + 1 < end:
                 gain = _propose_factor(t, pairs, duals, options, scratch)
                 if gain > best:
-                    best, found, is_factor = gain, t, True
+                    best, token, is_factor = gain, t, True
         if best <= 0.0:
             return
         if is_factor:
-            _propose_factor(found, pairs, duals, options, scratch)
-            _move_factor(found, pairs, duals, options, scratch)
+            _propose_factor(token, pairs, duals, options, scratch)
+            _move_factor(token, pairs, duals, options, scratch)
         else:
-            _propose_variable(found, first, end, tokens, weights, duals, options, scratch)
-            _move_variable(found, first, end, tokens, weights, duals, options, scratch)
+            _propose_variable(token, first, end, tokens, weights, duals, options, scratch)
+            _move_variable(token, first, end, tokens, weights, duals, options, scratch)
 
 
 @njit_fastmath
@@ -316,7 +316,6 @@ def _project(curvature, size, scratch):
 
 @njit
 def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
-    """Move the variable, update weights and excesses, and drop labels without mass."""
     variables, sides = duals.variables, duals.sides
     start = variables.start[t]
     for c in range(variables.size[t]):
@@ -337,7 +336,6 @@ def _move_variable(t, first, end, tokens, weights, duals, options, scratch):
 
 @njit
 def _leave(lists, t):
-    """Drop the entries without mass."""
     c = lists.size[t] - 1
     while c >= 0:
         p = lists.start[t] + c
@@ -390,15 +388,15 @@ def _propose_factor(t, pairs, duals, options, scratch):
 def _curvature(t, factors, options, states, direction):
     """``|Phi d|^2 / (lam n) + rho sum_j |M_j d|^2`` of a direction in the factor's block."""
     start, size = factors.start[t], factors.size[t]
-    own, tied = 0.0, 0.0
+    squared, tied = 0.0, 0.0
     for c in range(size):
-        own += direction[c] ** 2
+        squared += direction[c] ** 2
         key = factors.key[start + c]
         for d in range(size):
             other = factors.key[start + d]
             alike = (other // states == key // states) + (other % states == key % states)
             tied += alike * direction[c] * direction[d]
-    return own / options.scale + options.rho * tied
+    return squared / options.scale + options.rho * tied
 
 
 @njit

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.core.batch import Batch
@@ -87,15 +88,12 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
     def check_head(cls, head: Any) -> None:
         """Raise TypeError for transitions that depend on the place, or that are forbidden."""
         if head.positions is not None:
-            raise TypeError(f"head={head} must have shared transitions, and has them by position: train it with BCFW")
+            raise TypeError(f"head={head} has transitions by position: use shared ones, or train it with BCFW")
         if head.structure.transitions is not None:
-            raise TypeError(
-                f"head.structure={head.structure} forbids transitions, and GDMM's messages do not know of them: use "
-                "BlockGap and BCFW, or CompiledBCFW"
-            )
+            raise TypeError(f"head.structure={head.structure} forbids transitions: train it with BCFW")
 
+    @override
     def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
-        """Visit chains; see :class:`Problem`."""
         blocks = 2 * self._longest
         most = int(np.bincount(order).max()) * (blocks if rule.greedy else 1) if len(order) else 0
         self.duals = with_room(self.duals, visits=most)
@@ -113,22 +111,22 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
         scratch.totals[1] += int(entries.counters[2]) - before
         return scratch.totals
 
+    @override
     def update_multipliers(self, step: float) -> np.ndarray:
-        """Move multipliers; see :class:`Problem`."""
         totals = np.zeros(5)
         self.duals = with_room(self.duals, visits=0)
         update_multipliers(0, self.dual.num_examples, self.tokens, self.duals, step, self.num_states, totals)
         return totals
 
-    def held(self) -> list[Tensor]:
-        """w(pi), one tensor for each parameter."""
+    @override
+    def current_weights(self) -> list[Tensor]:
         key, value = as_list(self.pairs)
         transition = np.zeros((self.num_states, self.num_states))
         transition.reshape(-1)[key] = value
         return self._as_parameters(torch.from_numpy(transition))
 
     def refresh(self) -> float:
-        """Recompute the weights in float64, as rounding makes the held ones drift."""
+        """Recompute the weights in float64, as rounding makes the current ones drift."""
         total = np.zeros(self.weights.shape)
         sum_features(self.tokens, self.duals.variables, self.dual.lam * self.dual.num_examples, total)
         drift = float(np.square(total - self.weights).sum()) ** 0.5
@@ -150,7 +148,6 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
         return Rounded(mean=point, relaxed=point)
 
     def _true_pairs(self) -> np.ndarray:
-        """Keys of all neighbouring targets."""
         y = self.tokens.y
         inside = np.ones(len(y), bool)
         inside[self.tokens.start[1:] - 1] = False
@@ -166,14 +163,14 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
         weights, transition = self._from_parameters(parameters)
         key = transition.flatten().nonzero().flatten()
         columns = columns_of(key.numpy(), transition.flatten()[key].double().numpy(), self.num_states)
-        found = np.zeros(self.dual.num_examples)
+        hinges = np.zeros(self.dual.num_examples)
 
         def decode(begin: int, end: int, thread: int) -> None:
             scratch = np.zeros((3, self.num_states)), np.zeros(BEST, np.int64), np.zeros(self.num_states, np.int64)
-            exact_hinges(begin, end, self.tokens, weights, columns, *scratch, found)
+            exact_hinges(begin, end, self.tokens, weights, columns, *scratch, hinges)
 
         run_in_chunks(decode, np.diff(self.tokens.start))
-        return Hinges(value=found, relaxed=found, exact=True)
+        return Hinges(value=hinges, relaxed=hinges, exact=True)
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
         """Index, potentials, psi and losses of every batch, for the rounded duals."""
@@ -187,8 +184,8 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
             losses = torch.zeros(len(index), dtype=torch.float64)
             emission, transition = psi["emission"].numpy(), psi["transition"].numpy().reshape(len(index), -1)
             for row, i in enumerate(index.tolist()):
-                own = slice(offset[i], offset[i + 1])
-                np.subtract.at(transition[row], keys[own], masses[own])
+                pairs = slice(offset[i], offset[i + 1])
+                np.subtract.at(transition[row], keys[pairs], masses[pairs])
                 y = self.tokens.y[start[i] : start[i + 1]]
                 np.add.at(transition[row], y[:-1] * self.num_states + y[1:], 1.0)
                 for t in range(start[i], start[i + 1]):
@@ -241,17 +238,17 @@ def sum_features(tokens, variables, scale, total):
     """``total += (1/(lam n)) sum_t x_t (e_y - pi_t)^T``; returns the sum of the costs, ``sum_t <delta_t, pi_t>``."""
     loss = 0.0
     for t in range(len(tokens.y)):
-        own = 0.0
+        target_mass = 0.0
         for c in range(variables.start[t], variables.start[t] + variables.size[t]):
             mass = variables.x[c]
             if variables.key[c] == tokens.y[t]:
-                own = mass
+                target_mass = mass
                 continue
             loss += tokens.cost[t] * mass
             for p in range(tokens.row[t], tokens.row[t + 1]):
                 total[tokens.column[p], variables.key[c]] -= tokens.value[p] * (mass / scale)
         for p in range(tokens.row[t], tokens.row[t + 1]):
-            total[tokens.column[p], tokens.y[t]] += tokens.value[p] * ((1.0 - own) / scale)
+            total[tokens.column[p], tokens.y[t]] += tokens.value[p] * ((1.0 - target_mass) / scale)
     return loss
 
 
@@ -286,24 +283,24 @@ def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hin
 @njit
 def _best_before(b, previous, columns, best, many, stamps, clock):
     """``max_a previous[a] + transition[a, b]``."""
-    first, found, met = best[0], -1.0e300, False
+    first, largest, met = best[0], -1.0e300, False
     for q in range(columns.start[b], columns.start[b + 1]):
         a = columns.row[q]
         met |= a == first
         value = previous[a] + columns.value[q]
-        if value > found:
-            found = value
+        if value > largest:
+            largest = value
     if not met:
-        return max(found, previous[first])
+        return max(largest, previous[first])
     for q in range(columns.start[b], columns.start[b + 1]):
         stamps[columns.row[q]] = clock
     for c in range(many):
         if stamps[best[c]] != clock:
-            return max(found, previous[best[c]])
+            return max(largest, previous[best[c]])
     for a in range(len(previous)):
         if stamps[a] != clock:
-            found = max(found, previous[a])
-    return found
+            largest = max(largest, previous[a])
+    return largest
 
 
 @njit
@@ -359,8 +356,8 @@ def _round(variables, factors, states, sums, scale, rounded):
         for s in range(2):
             _sum_side(variables, t + s, s, states, rounded, begin, size, sums[s])
             for c in range(variables.size[t + s]):
-                own, wanted = sums[s, c], variables.x[variables.start[t + s] + c]
-                scale[s, c] = wanted / own if own > wanted else 1.0
+                total, wanted = sums[s, c], variables.x[variables.start[t + s] + c]
+                scale[s, c] = wanted / total if total > wanted else 1.0
             for p in range(begin, begin + size):
                 label = rounded.key[p] // states if s == 0 else rounded.key[p] % states
                 rounded.x[p] *= scale[s, _place(variables, t + s, label)]

@@ -78,9 +78,9 @@ def make_room(num_labels: int, excluded: int) -> Room:
     return Room(*vectors, point, mass, new, order, totals, stamp)
 
 
-def as_tensors(held: Interactions) -> dict[str, Tensor]:
+def as_tensors(factors: Interactions) -> dict[str, Tensor]:
     """The factors for a checkpoint, with the size of their unused room, but not its content."""
-    return {"room": torch.from_numpy(np.diff(held.start)), **ragged.as_tensors(held)}
+    return {"room": torch.from_numpy(np.diff(factors.start)), **ragged.as_tensors(factors)}
 
 
 def from_tensors(state: dict[str, Tensor]) -> Interactions:
@@ -147,7 +147,6 @@ def _visit_greedily(i, sets, pairs, entries, q, factors, options, ordered, scrat
 
 @njit
 def _score(i, sets, weights, scratch):
-    """Scores of the labels from the features alone."""
     scratch.scores[:] = 0.0
     scratch.change[:] = 0.0
     for p in range(sets.row[i], sets.row[i + 1]):
@@ -211,8 +210,8 @@ def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
     point[1], point[2], point[3] = first, second, 0.0
     if options.rule == AWAY:
         slope, largest = away_direction(mass, point, 4, new)
-        own, left, right = new[0], new[0] + new[1], new[0] + new[2]
-        curvature = own * own / options.scale + options.rho * (left * left + right * right)
+        both, left, right = new[0], new[0] + new[1], new[0] + new[2]
+        curvature = both * both / options.scale + options.rho * (left * left + right * right)
         step = exact_step(slope, curvature, largest)
         for s in range(4):
             new[s] = max(mass[s] + step * new[s], 0.0)
@@ -231,7 +230,6 @@ def _propose_factor(i, f, sets, pairs, q, factors, options, scratch):
 
 @njit
 def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch):
-    """Move the factor, and update the weight of the pair."""
     states = len(scratch.scores)
     moved = scratch.new[0] - factors.mass[f, 0]
     for s in range(3):
@@ -246,11 +244,11 @@ def _move_factor(f, sets, pairs, entries, q, factors, options, ordered, scratch)
         pairs.gain[a] += better
         pairs.gain[b] += better
         if ordered:
-            held = find(entries, a, b)
-            if held < 0:
+            number = find(entries, a, b)
+            if number < 0:
                 add(entries, a, b, value)
             else:
-                change(entries, held, value)
+                change(entries, number, value)
 
 
 @njit
@@ -266,7 +264,7 @@ def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore
         if q[i, k] > 0.0 or sets.y[i, k] or _alone(i, k, sets, scratch) + pairs.gain[k] > 0.0:
             likely[many] = k
             many += 1
-    best, found_a, found_b = -np.inf, -1, -1
+    best, best_a, best_b = -np.inf, -1, -1
     for c in range(many):
         a = likely[c]
         for d in range(c + 1, many):
@@ -279,16 +277,16 @@ def _make_factors(i, sets, pairs, entries, q, factors, options, ordered, explore
                 if value > 0.0:
                     _make_factor(i, a, b, both, states, q, factors)
                 elif explore and value > best and place_of(factors, i, a * states + b) < 0:
-                    best, found_a, found_b = value, a, b
+                    best, best_a, best_b = value, a, b
     if not ordered:
         scratch.totals[1] += many * (many - 1) // 2
     scratch.totals[2] += 1
     if ordered:
-        found_a, found_b = _walk(i, sets, entries, q, factors, options, scratch)
-        if found_a >= 0 and (pairs.value[found_a, found_b] <= 0.0 or (sets.y[i, found_a] and sets.y[i, found_b])):
-            found_a = -1
-    if found_a >= 0:
-        _make_factor(i, min(found_a, found_b), max(found_a, found_b), 0.0, states, q, factors)
+        best_a, best_b = _walk(i, sets, entries, q, factors, options, scratch)
+        if best_a >= 0 and (pairs.value[best_a, best_b] <= 0.0 or (sets.y[i, best_a] and sets.y[i, best_b])):
+            best_a = -1
+    if best_a >= 0:
+        _make_factor(i, min(best_a, best_b), max(best_a, best_b), 0.0, states, q, factors)
 
 
 @njit

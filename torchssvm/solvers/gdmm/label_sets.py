@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit, njit_fastmath
 from torchssvm.core.batch import Batch
@@ -78,26 +79,23 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         self.factors = empty(dual.num_examples, Interactions)
         self.default_penalty = float(cost.mean()) / 3.0
         self.passes = 0
-        self._make_room_for_factors()
+        self.factors = repacked(self.factors, _EXTRA + self.factors.size // 2)  # those that a pass may add
 
     @classmethod
     def check_head(cls, head: Any) -> None:
         """Raise TypeError for a head without interactions."""
         if head.pairwise is None:
-            raise TypeError(
-                f"head={head} has no interactions: train it with BCFW, whose oracle is immediate; or make a head with "
-                "pairwise=True"
-            )
+            raise TypeError(f"head={head} has no interactions: make it with pairwise=True, or train it with BCFW")
         if head.structure.pairs is not None:
-            raise TypeError(f"head={head} has chosen pairs: give Multilabel without pairs, or train it with BCFW")
+            raise TypeError(f"head={head} has chosen pairs: use Multilabel without pairs, or train it with BCFW")
 
     @property
     def num_sides(self) -> int:  # type: ignore[override]
         """Number of sides of the factors that were made."""
         return 2 * int(self.factors.size.sum())
 
+    @override
     def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
-        """Visit examples; see :class:`Problem`."""
         largest = int(np.diff(self.factors.start).max())
         scratch = make_room(self.num_labels, largest)
         scale = self.dual.lam * self.dual.num_examples
@@ -105,32 +103,25 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         explore = (self.passes + 1) % _EXPLORE == 0
         done, before = 0, int(self.entries.counters[2])
         while done < len(order):
-            own = self.sets, self.weights, self.pairs, self.entries, self.q, self.factors
-            done = visit_label_sets(order, done, *own, options, self.ordered, explore, scratch)
+            arrays = self.sets, self.weights, self.pairs, self.entries, self.q, self.factors
+            done = visit_label_sets(order, done, *arrays, options, self.ordered, explore, scratch)
             if done < len(order):
                 wanted = max(2 * len(self.entries.value), int(self.entries.counters[0]) + largest)
                 self.entries = grown(self.entries, wanted)
         scratch.totals[1] += int(self.entries.counters[2]) - before
         return scratch.totals
 
+    @override
     def update_multipliers(self, step: float) -> np.ndarray:
-        """Move multipliers; see :class:`Problem`.
-
-        Also makes room and recomputes sums for the next pass, whose visits may come in several calls.
-        """
         totals = np.zeros(5)
         update_multipliers(self.q, self.factors, step, totals)
         sum_gains(self.pairs)
         self.passes += 1
-        self._make_room_for_factors()
+        self.factors = repacked(self.factors, _EXTRA + self.factors.size // 2)
         return totals
 
-    def _make_room_for_factors(self) -> None:
-        """Make room for the factors that a pass may add."""
-        self.factors = repacked(self.factors, _EXTRA + self.factors.size // 2)
-
-    def held(self) -> list[Tensor]:
-        """w(pi), one tensor for each parameter."""
+    @override
+    def current_weights(self) -> list[Tensor]:
         return self._as_parameters(torch.from_numpy(self.pairs.value[np.triu_indices(self.num_labels, 1)]))
 
     def refresh(self) -> float:
@@ -166,7 +157,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         pairwise = pairwise.double()
         matrix = symmetric(pairwise, self.num_labels).numpy()
         n, cost, exact = self.dual.num_examples, self.sets.cost, True
-        found, relaxed = np.zeros(n), np.zeros(n)
+        hinges, relaxed = np.zeros(n), np.zeros(n)
         for begin in range(0, n, _PORTION):
             end = min(begin + _PORTION, n)
             y = self.sets.y[begin:end].astype(np.float64)
@@ -181,8 +172,8 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
                 _, better, least = self.head.structure.decoder.solve(augmented[rows], pairwise)
                 bound[rows] = torch.minimum(bound[rows], least)
                 exact &= bool((bound[rows] <= torch.maximum(value[rows], better)).all())
-            found[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
-        return Hinges(found, relaxed, exact)
+            hinges[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
+        return Hinges(hinges, relaxed, exact)
 
     def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Any, Parts, Tensor]]:
         """Index, potentials, psi and losses of every batch, for distributions over label sets."""
@@ -216,7 +207,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         ordered = bool(len(state["entries"]["value"]))
         if ordered if not self.ordered else not ordered and bool(state["pairs"].any()):
             name = "SortedOracle" if self.ordered else "BruteForce"
-            raise ValueError(f"the checkpoint is of another oracle than {name}(): give GDMM that one")
+            raise ValueError(f"the checkpoint is not of oracle={name}(): make GDMM with the oracle that wrote it")
 
     def _restore_own(self, state: dict[str, Any]) -> None:
         self.weights, self.q = state["weights"].numpy().copy(), state["q"].numpy().copy()
@@ -339,9 +330,9 @@ class Means(NamedTuple):
     def pairs(self, rows: np.ndarray) -> np.ndarray:
         """Probabilities that two labels are on together, ``[B, P]`` for the pairs i < j of the examples ``rows``."""
         labels = self.q.shape[1]
-        found = np.zeros((len(rows), labels * (labels - 1) // 2))
-        _list_pairs(rows, self.q, self.begin, found)
-        return found
+        masses = np.zeros((len(rows), labels * (labels - 1) // 2))
+        _list_pairs(rows, self.q, self.begin, masses)
+        return masses
 
 
 def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
@@ -363,22 +354,22 @@ def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
 
 
 @njit
-def _overlap(first, own, second, other):
-    """The overlap of two arcs of lengths ``own`` and ``other`` that begin at ``first`` and ``second`` in [0, 1]."""
+def _overlap(first, length, second, other_length):
+    """The overlap of two arcs; ``first`` and ``second`` in [0, 1] are their beginnings."""
     ahead = second - first
     ahead = ahead + 1.0 if ahead < 0.0 else ahead
-    return max(min(own, ahead + other) - ahead, 0.0) + max(min(own, ahead + other - 1.0), 0.0)
+    return max(min(length, ahead + other_length) - ahead, 0.0) + max(min(length, ahead + other_length - 1.0), 0.0)
 
 
 @njit
-def _list_pairs(rows, q, begin, found):
+def _list_pairs(rows, q, begin, masses):
     labels = q.shape[1]
     for r in range(len(rows)):
         i, place = rows[r], 0
         for a in range(labels):
             for b in range(a + 1, labels):
                 if q[i, a] > 0.0 and q[i, b] > 0.0:
-                    found[r, place] = _overlap(begin[i, a], q[i, a], begin[i, b], q[i, b])
+                    masses[r, place] = _overlap(begin[i, a], q[i, a], begin[i, b], q[i, b])
                 place += 1
 
 
@@ -405,53 +396,53 @@ def _move_arcs(q, begin, rest, others, near):
     """
     for i in range(len(q)):
         for k in range(q.shape[1]):
-            own, place = q[i, k], begin[i, k]
-            if not 0.0 < own < 1.0:
+            length, place = q[i, k], begin[i, k]
+            if not 0.0 < length < 1.0:
                 continue
             many = 0
             for j in range(q.shape[1]):
                 if j != k and 0.0 < q[i, j] < 1.0:
                     others[many] = j
                     near[0, many], near[1, many] = begin[i, j], q[i, j]
-                    near[2, many] = rest[min(j, k), max(j, k)] + _overlap(place, own, begin[i, j], q[i, j])
+                    near[2, many] = rest[min(j, k), max(j, k)] + _overlap(place, length, begin[i, j], q[i, j])
                     many += 1
-            cost = _cost(place, own, near, many)
+            cost = _cost(place, length, near, many)
             for d in range(many):
                 end = near[0, d] + near[1, d]
                 trial = end - np.floor(end)
-                found = _cost(trial, own, near, many)
-                if found < cost - _TINY:
-                    place, cost = trial, found
+                trial_cost = _cost(trial, length, near, many)
+                if trial_cost < cost - _TINY:
+                    place, cost = trial, trial_cost
             for sign in (1.0, -1.0):
-                trial = place + sign * _way(place, own, sign, near, many)
+                trial = place + sign * _way(place, length, sign, near, many)
                 trial -= np.floor(trial)
-                found = _cost(trial, own, near, many)
-                if found < cost - _TINY:
-                    place, cost = trial, found
+                trial_cost = _cost(trial, length, near, many)
+                if trial_cost < cost - _TINY:
+                    place, cost = trial, trial_cost
             if place != begin[i, k]:
                 begin[i, k] = place
                 for d in range(many):
                     j = others[d]
-                    rest[min(j, k), max(j, k)] = near[2, d] - _overlap(place, own, near[0, d], near[1, d])
+                    rest[min(j, k), max(j, k)] = near[2, d] - _overlap(place, length, near[0, d], near[1, d])
 
 
 @njit_fastmath
-def _cost(place, own, near, many):
+def _cost(place, length, near, many):
     """The sum of squared pair weights of a label with its arc at ``place``."""
     total = 0.0
     for d in range(many):
-        left = near[2, d] - _overlap(place, own, near[0, d], near[1, d])
+        left = near[2, d] - _overlap(place, length, near[0, d], near[1, d])
         total += left * left
     return total
 
 
 @njit
-def _way(place, own, sign, near, many):
+def _way(place, length, sign, near, many):
     """Distance forward (back for ``sign`` -1) to the minimum, if no other end comes in between."""
     slope, curvature = 0.0, 0.0
     for d in range(many):
-        change = _is_in(place + own, sign, near[0, d], near[1, d]) - _is_in(place, sign, near[0, d], near[1, d])
-        slope += sign * change * (near[2, d] - _overlap(place, own, near[0, d], near[1, d]))
+        change = _is_in(place + length, sign, near[0, d], near[1, d]) - _is_in(place, sign, near[0, d], near[1, d])
+        slope += sign * change * (near[2, d] - _overlap(place, length, near[0, d], near[1, d]))
         curvature += change * change
     return max(slope, 0.0) / curvature if curvature > 0.0 else 0.0
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import Batch, device_of, tree_tensors
+from torchssvm.core.batch import Batch, check_batches, device_of, tree_tensors
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.problem import digest_examples
@@ -115,14 +115,14 @@ class Problem(Stateful):
         """
 
     @abstractmethod
-    def held(self) -> list[Tensor]:
+    def current_weights(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
 
     def _as_parameters(self, pairs: Tensor) -> list[Tensor]:
         """The weights in the order of ``head.parameters()``."""
-        found = torch.from_numpy(self.weights).split([self.num_features, *[1] * len(self.rows)])
-        named = {self.matrix: self.head.by_feature(found[0]), self.table: pairs}
-        named |= {name: row[0] for name, row in zip(self.rows, found[1:], strict=True)}
+        blocks = torch.from_numpy(self.weights).split([self.num_features, *[1] * len(self.rows)])
+        named = {self.matrix: self.head.by_feature(blocks[0]), self.table: pairs}
+        named |= {name: row[0] for name, row in zip(self.rows, blocks[1:], strict=True)}
         return [named[name] for name, _ in self.head.named_parameters()]
 
     def _from_parameters(self, parameters: list[Tensor]) -> tuple[np.ndarray, Tensor]:
@@ -162,9 +162,7 @@ class Problem(Stateful):
         for batch, potentials, index in every_example(self.head, batches, device, check, n):
             target = self.dual.structure.check_target(batch.y, potentials)
             if not torch.equal(digest_examples(target, potentials), self.targets[index]):
-                raise ValueError(
-                    "batches gave other targets than GDMM was made with: duals belong to the data they were trained on"
-                )
+                raise ValueError("batches have other targets than GDMM was made with: give the same training set")
             yield index, potentials
 
     def hand_over(self, batches: Iterable[Batch], storage: MeanParts, *, certified: float) -> DualState:
@@ -185,16 +183,15 @@ class Problem(Stateful):
             for total, part in zip(weights, parts, strict=True):
                 total += part
         if not all(bool(torch.isfinite(total).all()) for total in weights):
-            raise ValueError("batches gave features that are not finite, or too large: GDMM needs finite features")
+            raise ValueError("batches hold features that are not finite, or too large: scale them")
         check_targets(dual, self.targets)
         point = DualPoint(float(dual.loss.sum()), squared_norm(weights))
         factor, value = point.shrinking(dual.lam), point.value(dual.lam)
         rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
         if value < certified - rounding * (1.0 + certified):
             warn(
-                f"the dual handed over is {value:.6g}, below the best that GDMM certified for the features it was made "
-                f"with, {certified:.6g}: BCFW needs some passes to come back. To go on with GDMM instead, load a "
-                "state_dict() that was saved before"
+                f"the dual value is {value:.6g}, below GDMM's best certificate {certified:.6g}: BCFW needs some passes "
+                "to recover. Load a saved state_dict() to go on with GDMM instead"
             )
         storage.rescale(factor)
         dual.loss *= factor
@@ -209,35 +206,18 @@ class Problem(Stateful):
         return {"kind": self.kind, "targets": self.targets.clone(), "weights": weights}
 
     def _check_identity(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another kind of head, other features or other targets."""
         weights = Numbers(torch.from_numpy(self.weights).dtype, self.weights.shape)
-        own = {name: state[name] for name in ("kind", "weights")}
-        check_entries(own, {"kind": self.kind, "weights": weights}, "problem")
+        entries = {name: state[name] for name in ("kind", "weights")}
+        check_entries(entries, {"kind": self.kind, "weights": weights}, "problem")
         if not torch.equal(state["targets"], self.targets):
-            raise ValueError(
-                "the checkpoint was trained on other targets: duals belong to the data they were trained on"
-            )
+            raise ValueError("the checkpoint was trained on other targets: load it with its training set")
 
 
 def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; TypeError for other things than batches, ValueError for features that require a gradient."""
-    if isinstance(batches, Batch):
-        raise TypeError("batches is a single Batch: give a list of them, [batch], or a DataLoader")
-    try:
-        return _checked(iter(batches))
-    except TypeError as error:
-        raise TypeError(
-            f"batches is a {type(batches).__name__}, and must be a list of torchssvm.Batch, or a DataLoader"
-        ) from error
-
-
-def _checked(batches: Iterator[Batch]) -> Iterator[Batch]:
-    for batch in batches:
+    """The batches; raises ValueError for features that require a gradient."""
+    for batch in check_batches(batches):
         if isinstance(batch, Batch) and any(x.requires_grad for x in tree_tensors(batch.x)):
-            raise ValueError(
-                "x requires a gradient, and GDMM's features are fixed: detach them, or train them jointly with the "
-                "head by StructuredSVM, or BlockGap and BCFW"
-            )
+            raise ValueError("x requires a gradient, but GDMM keeps features fixed: detach x, or train with BCFW")
         yield batch
 
 
@@ -250,9 +230,9 @@ def digest_features(*arrays: np.ndarray) -> int:
 
 
 def squares_of(value: np.ndarray) -> np.ndarray:
-    """The squares of features in float64; raises ValueError if they overflow, as no block could move then."""
+    """The squares of features, float64."""
     with np.errstate(over="ignore"):
         square = value.astype(np.float64) ** 2
         if not np.isfinite(square.sum()):
-            raise ValueError("x holds numbers whose squares overflow: scale the features, to about 1")
+            raise ValueError("x holds numbers whose squares overflow: scale the features to about 1")
     return square

@@ -57,19 +57,19 @@ def empty(lists: int, kind: Any = Ragged) -> Any:
 def repacked(lists: Any, extra: np.ndarray | int) -> Any:
     """The same lists, each with room for ``extra`` more: ``[lists]``, or one number for all."""
     start, wide = offsets(lists.size + extra), []
-    for held in lists[2:]:
-        wide.append(np.zeros((start[-1] if len(held) == len(lists.key) else 0, *held.shape[1:]), held.dtype))
-        if len(held) and start[-1]:
-            _copy(lists.start, lists.size, start, held.reshape(len(held), -1), wide[-1].reshape(len(wide[-1]), -1))
+    for array in lists[2:]:
+        wide.append(np.zeros((start[-1] if len(array) == len(lists.key) else 0, *array.shape[1:]), array.dtype))
+        if len(array) and start[-1]:
+            _copy(lists.start, lists.size, start, array.reshape(len(array), -1), wide[-1].reshape(len(wide[-1]), -1))
     return type(lists)(start, lists.size.copy(), *wide)
 
 
 @njit
-def _copy(start, size, begin, held, wide):
+def _copy(start, size, begin, narrow, wide):
     for i in range(len(size)):
         for c in range(size[i]):
-            for s in range(held.shape[1]):
-                wide[begin[i] + c, s] = held[start[i] + c, s]
+            for s in range(narrow.shape[1]):
+                wide[begin[i] + c, s] = narrow[start[i] + c, s]
 
 
 @njit
@@ -108,10 +108,10 @@ def drop(lists, i, p):
 
 def as_tensors(lists: Ragged | Interactions) -> dict[str, Tensor]:
     """The lists without the room between them, for a checkpoint."""
-    return {name: torch.from_numpy(held) for name, held in repacked(lists, 0)._asdict().items() if name != "start"}
+    return {name: torch.from_numpy(a) for name, a in repacked(lists, 0)._asdict().items() if name != "start"}
 
 
 def from_tensors(state: dict[str, Tensor], kind: Any = Ragged, extra: np.ndarray | int = 0) -> Any:
     """Lists of a state, each with room for ``extra`` more."""
-    held = [state[name].numpy() for name in kind._fields[1:]]
-    return repacked(kind(offsets(held[0]), *held), extra)
+    arrays = [state[name].numpy() for name in kind._fields[1:]]
+    return repacked(kind(offsets(arrays[0]), *arrays), extra)

@@ -99,9 +99,7 @@ class Penalty:
         self.rho = None if rho is None else check_number(rho, "rho", above=0.0)
         self.step = as_number(step, "step")
         if not 0.0 < step < 2.0:
-            raise ValueError(
-                f"step={step} must be more than 0 and less than 2: the multipliers' ascent diverges beyond"
-            )
+            raise ValueError(f"step={step} must be in (0, 2): the ascent of the multipliers diverges beyond")
 
     def first(self, usual: float) -> float:
         """The penalty of the first pass."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,16 @@ from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.solvers.certificate import FactorwiseCertificate, PassReport, dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.problem import Problem, with_fixed_features
-from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, FullyCorrective, Penalty, Residuals, SortedOracle
+from torchssvm.solvers.gdmm.rules import (
+    AwayStep,
+    BlockGreedy,
+    BlockRule,
+    BruteForce,
+    FullyCorrective,
+    Penalty,
+    Residuals,
+    SortedOracle,
+)
 from torchssvm.solvers.solver import EveryPasses, Schedule, Tolerance, counting_from, is_within
 from torchssvm.solvers.trainer import ProgressLine, run_until
 
@@ -72,7 +82,7 @@ class GDMM(StatefulOptimizer):
         rho: Penalty of the next pass, times n.
         best_dual: The best certified lower bound of min P; 0 at first.
         best_relaxed_dual: The best certified lower bound of min P'; 0 at first.
-        gap_estimate: The ``relaxed_gap`` of the last certificate; infinite if a pass was made since, or there is none.
+        gap_estimate: The ``relaxed_gap`` of the last certificate; infinite before it and after each pass.
 
     Raises:
         TypeError: The head has no compiled form, or an argument is of another kind.
@@ -103,15 +113,13 @@ class GDMM(StatefulOptimizer):
     ) -> None:
         Ranks.here().refuse_several("GDMM", "Train by solve(...), CompiledBCFW or BCFW instead")
         kinds = (
-            ("rule", rule, BlockRule, "FullyCorrective(), AwayStep() or BlockGreedy()"),
-            ("penalty", penalty, Penalty, "an object: Penalty(rho) or ResidualBalancing(rho)"),
+            ("rule", rule, FullyCorrective | AwayStep | BlockGreedy, "FullyCorrective(), AwayStep() or BlockGreedy()"),
+            ("penalty", penalty, Penalty, "Penalty(rho) or ResidualBalancing(rho)"),
             ("oracle", oracle, SortedOracle | BruteForce, "SortedOracle() or BruteForce()"),
         )
         for name, value, kind, wanted in kinds:
             if value is not None and not isinstance(value, kind):
                 raise TypeError(f"{name}={value!r} must be {wanted}")
-        if type(rule) is BlockRule:
-            raise TypeError("rule=BlockRule() is a base class: give FullyCorrective(), AwayStep() or BlockGreedy()")
         seed = check_seed(seed)
         self.rule = rule if rule is not None else FullyCorrective()
         check_head(head)
@@ -130,7 +138,7 @@ class GDMM(StatefulOptimizer):
         self._generator = torch.Generator().manual_seed(seed)
         self._handed_over = False
         if any(bool(p.any()) for p in dual.parameters):
-            warn("the head's weights were not zero, and GDMM starts from those of its duals: they are now zero")
+            warn("the head's weights were not zero; GDMM has set them to zero, the weights of its initial duals")
         self._publish()
 
     @torch.no_grad()
@@ -143,12 +151,11 @@ class GDMM(StatefulOptimizer):
         start = clock()
         if closure is not None:
             closure()
-        self._check_weights()  # before the random order is drawn
+        self._check_weights()  # before the order is drawn
         order = torch.randperm(self.num_examples, generator=self._generator)
         self.visit(order[~self._visited[order]])
         return self.end_pass(seconds=clock() - start)
 
-    @undisturbed()
     @torch.no_grad()
     def visit(self, index: Tensor) -> None:
         """Visit the blocks of some examples, without moving the multipliers; :meth:`step` completes the pass.
@@ -161,11 +168,10 @@ class GDMM(StatefulOptimizer):
             RuntimeError: The weights were changed by others.
         """
         index = check_visits(index, self.num_examples)
-        self._check_weights()
-        self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
-        self._visited[index] = True
+        with self._changing():
+            self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
+            self._visited[index] = True
 
-    @undisturbed()
     @torch.no_grad()
     def end_pass(self, *, seconds: float = math.nan) -> PassReport:
         """Move the multipliers and the penalty after any visits, and write the weights to the head.
@@ -174,26 +180,26 @@ class GDMM(StatefulOptimizer):
             RuntimeError: The weights have overflowed, or were changed by others.
         """
         start = clock()
-        self._check_weights()
-        rho, visits = self.rho, self._visits
-        squared, total, worst, size, force = self.problem.update_multipliers(self.penalty.step * rho).tolist()
-        if not math.isfinite(squared):
-            raise RuntimeError("the duals are not finite: are the features far too large, or lam far too small?")
-        self.passes += 1
-        self.gap_estimate = math.inf
-        self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
-        roots = squared**0.5, float(visits[0]) ** 0.5, size**0.5, force**0.5
-        residuals = Residuals(*roots, passes=self.passes, first=self._first_rho)
-        self.rho = self.penalty.next(rho, residuals)
-        self._visits = np.zeros(3)
-        self._visited[:] = False
-        self._publish()
+        with self._changing():
+            rho, visits = self.rho, self._visits
+            squared, total, worst, size, force = self.problem.update_multipliers(self.penalty.step * rho).tolist()
+            if not math.isfinite(squared):
+                raise RuntimeError("the duals are not finite: scale the features, or choose a larger lam")
+            self.passes += 1
+            self.gap_estimate = math.inf
+            self.violation, self.worst_violation = total / max(self.problem.num_sides, 1), worst
+            roots = squared**0.5, float(visits[0]) ** 0.5, size**0.5, force**0.5
+            residuals = Residuals(*roots, passes=self.passes, first=self._first_rho)
+            self.rho = self.penalty.next(rho, residuals)
+            self._visits = np.zeros(3)
+            self._visited[:] = False
+            self._publish()
         seconds += clock() - start
         return PassReport(self.passes, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
 
     @torch.no_grad()
     def certify(self) -> FactorwiseCertificate:
-        """Bounds of P and P' from the primal of the held weights and the duals of consistent points near the iterate.
+        """Bounds of P and P': the primal of the current weights, and duals of consistent points near the iterate.
 
         Chains are decoded exactly, by Viterbi. Label sets are decoded by message passing, which bounds P'. Examples
         that this leaves open go to the decoder of the head's structure (:class:`BranchAndBound`, unless another was
@@ -209,21 +215,20 @@ class GDMM(StatefulOptimizer):
                 than rounding.
         """
         start = clock()
-        self._check_weights()
-        with undisturbed():
+        with self._changing():
             drift = self.problem.refresh()
             self._publish()
         n, lam, parameters = self.num_examples, self.lam, [p.detach() for p in self.head.parameters()]
         hinges, length = self.problem.hinges(parameters), squared_norm(parameters)
         primal, relaxed_primal = (lam / 2 * length + float(h.sum()) / n for h in (hinges.value, hinges.relaxed))
         if not math.isfinite(relaxed_primal):
-            raise RuntimeError("the primal is not finite: are the features far too large, or lam far too small?")
+            raise RuntimeError("the primal is not finite: scale the features, or choose a larger lam")
         mean, relaxed = (point.value(lam) for point in self.problem.rounded())
         dual = max(self.best_dual, mean)
         relaxed_dual = max(self.best_relaxed_dual, relaxed, dual)  # a mean of outputs is in the local polytope
         for above, below in ((primal, dual), (relaxed_primal, relaxed_dual)):
             if dual_exceeds_primal(above, below, parameters[0].dtype):
-                raise RuntimeError(f"the gap is negative, {above - below:.6g}: this is a defect, please report it")
+                raise RuntimeError(f"the gap is negative, {above - below:.6g}: please report this defect")
         self.best_dual, self.best_relaxed_dual = dual, relaxed_dual
         self.oracle_calls += n
         self.gap_estimate = max(relaxed_primal - relaxed_dual, 0.0)  # rounding may make it negative
@@ -310,16 +315,14 @@ class GDMM(StatefulOptimizer):
                 of the potentials.
 
         Raises:
-            TypeError: ``batches`` is not a list of batches.
             ValueError: The batches or the storage do not fit, or features are not finite.
             MemoryError: The blocks would not fit.
             RuntimeError: The weights, or targets, were changed by others.
         """
         storage = storage if storage is not None else MeanParts()
         if not isinstance(storage, MeanParts):
-            raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
-        self._check_weights()
-        with undisturbed():
+            raise ValueError(f"storage={type(storage).__name__}() cannot store means of outputs: use MeanParts()")
+        with self._changing():
             dual = self.problem.hand_over(with_fixed_features(batches), storage, certified=self.best_dual)
             self._handed_over = True
         return dual
@@ -363,19 +366,19 @@ class GDMM(StatefulOptimizer):
         A state with the same targets but other features is accepted, with a warning. The head gets the current weights
         of the state; in an uninterrupted run it keeps those of the start of a pass until the pass ends.
         """
-        own = state["gdmm"]
-        same_features = own["features"] == self.problem.features
+        saved = state["gdmm"]
+        same_features = saved["features"] == self.problem.features
         if not same_features:
             warn(
-                "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
-                "are summed anew from these features, and bounds certified for the others are dropped"
+                "the state was trained on other features: GDMM keeps its duals, recomputes the weights and drops the "
+                "certified bounds"
             )
         super()._restore_own(state)
         for name in _NUMBERS:
-            setattr(self, name, own[name])
-        self._visits, self._visited = own["visits"].numpy().copy(), own["visited"].to("cpu", copy=True)
-        self._generator.set_state(own["generator"].cpu())
-        self.problem.restore(own["problem"])
+            setattr(self, name, saved[name])
+        self._visits, self._visited = saved["visits"].numpy().copy(), saved["visited"].to("cpu", copy=True)
+        self._generator.set_state(saved["generator"].cpu())
+        self.problem.restore(saved["problem"])
         if not same_features:
             self.best_dual = self.best_relaxed_dual = 0.0
             self.problem.refresh()
@@ -394,25 +397,25 @@ class GDMM(StatefulOptimizer):
 
     def _publish(self) -> None:
         """Write the weights to the head."""
-        write(self.problem.held(), self.head.parameters())
+        write(self.problem.current_weights(), self.head.parameters())
         self._versions = [p._version for p in self.head.parameters()]
 
     def _as_written(self) -> bool:
         return [p._version for p in self.head.parameters()] == self._versions
 
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A change of duals or weights, done or not when an interrupt is let in."""
+        with undisturbed():
+            self._check_weights()
+            yield
+
     def _check_weights(self) -> None:
+        reset = "optim.load_state_dict(optim.state_dict()) restores GDMM's weights"
         if self._handed_over:
-            raise RuntimeError(
-                "this GDMM has handed the head's weights over to the dual that dual_state() returned. To go on with "
-                "GDMM, load a state saved before, or its own, optim.load_state_dict(optim.state_dict()), which takes "
-                "the weights back from that dual; or make a new GDMM"
-            )
+            raise RuntimeError(f"the head's weights belong to the dual that dual_state() returned: {reset}")
         if not self._as_written():
-            raise RuntimeError(
-                "the head's weights were changed by others: they are a function of the duals, which are as they were. "
-                "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
-                "GDMM to start again"
-            )
+            raise RuntimeError(f"the head's weights were changed outside GDMM: {reset}")
 
 
 def check_head(head: Any) -> None:
@@ -420,20 +423,15 @@ def check_head(head: Any) -> None:
     check_kind(head)
     device = device_of(head)
     if device.type != "cpu":
-        raise TypeError(
-            f"head is on {device}, and GDMM runs on the CPU: call head.to('cpu'), for batches on any device; or train "
-            "on the device by solve(...) or BlockGap and BCFW"
-        )
+        raise TypeError(f"head is on {device}, but GDMM runs on the CPU: call head.to('cpu')")
 
 
 def check_kind(head: Any) -> None:
     """Raise TypeError unless GDMM supports the head, on any device."""
-    if not isinstance(head, nn.Module):
-        raise TypeError(f"head is a {type(head).__name__}, and must be a module, such as LinearChain(...)")
     problem = Problem.of_head.get(type(head))
     if problem is None or type(getattr(head, "structure", None)) is not problem.structure:
         kinds = [f"a {head.__name__} with a {kind.structure.__name__}" for head, kind in Problem.of_head.items()]
-        raise TypeError(f"head={head} must be {', or '.join(kinds)}: train other heads with BlockGap and BCFW")
+        raise TypeError(f"head={head} must be {', or '.join(kinds)}: train other heads with BCFW")
     problem.check_head(head)
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
-        raise TypeError("head has forward hooks, which GDMM does not run; use BlockGap and BCFW")
+        raise TypeError("head has forward hooks, which GDMM does not run: use BCFW")

@@ -39,8 +39,8 @@ def find(entries, a, b):
 @njit
 def value_of(entries, a, b):
     """v[a, b], 0 where it is untouched."""
-    held = find(entries, a, b)
-    return entries.value[held] if held >= 0 else 0.0
+    number = find(entries, a, b)
+    return entries.value[number] if number >= 0 else 0.0
 
 
 @njit
@@ -94,8 +94,8 @@ def _slot(entries, a, b):
     key = np.uint64(a * entries.cols + b)
     slot = np.int64((key * _GOLDEN) >> np.uint64(entries.shift))
     while True:
-        held = entries.table[slot]
-        if held < 0 or (entries.row[held] == a and entries.col[held] == b):
+        number = entries.table[slot]
+        if number < 0 or (entries.row[number] == a and entries.col[number] == b):
             return slot
         slot = (slot + 1) & (len(entries.table) - 1)
 
@@ -179,7 +179,7 @@ class SortedEntries(NamedTuple):
 
 def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int = 1024) -> SortedEntries:
     """A matrix of zeros; ``capacity`` entries fit before :func:`grown` is needed."""
-    none, size = np.zeros(0, np.int32), np.zeros(_lists(rows, cols, symmetric), np.int32)
+    none, size = np.zeros(0, np.int32), np.zeros(1 + rows + (0 if symmetric else cols), np.int32)
     return _filled(rows, cols, symmetric, capacity, 0, none, none, np.zeros(0), none, size)
 
 
@@ -193,20 +193,16 @@ def grown(entries: SortedEntries, entries_wanted: int) -> SortedEntries:
 
 def state(entries: SortedEntries) -> dict[str, Tensor | int | bool]:
     """Everything that later results depend on: the entries, their order in all heaps, the capacity."""
-    held = _contents(entries).items()
-    return {name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value for name, value in held}
+    return {
+        name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+        for name, value in _contents(entries).items()
+    }
 
 
 def from_state(state: dict[str, Any]) -> SortedEntries:
     """Entries that continue bit for bit from a state."""
-    held: dict[str, Any] = {
-        name: value.numpy() if isinstance(value, Tensor) else value for name, value in state.items()
-    }
-    return _filled(**held)
-
-
-def _lists(rows: int, cols: int, symmetric: bool) -> int:
-    return 1 + rows + (0 if symmetric else cols)
+    arrays: dict[str, Any] = {name: v.numpy() if isinstance(v, Tensor) else v for name, v in state.items()}
+    return _filled(**arrays)
 
 
 def _filled(
@@ -224,10 +220,10 @@ def _filled(
     """Entries whose heaps, one after the other, are ``heaps``."""
     count = len(value)
     if not count <= capacity <= _MOST:
-        raise ValueError(f"there are {count} entries and room for {capacity} is wanted; it can be up to {_MOST}")
+        raise ValueError(f"{capacity} label pairs exceed the limit {_MOST}: use fewer labels")
     bits = max(2 * capacity - 1, 1).bit_length()
     # Capacities of lists are powers of two. So a list of s entries takes at most 4 s of the pool, its abandoned places
-    # included, and the pool has room for every list as long as there is room for entries.
+    # included, and the pool has room for every list as long as entries fit.
     powers = 1 << np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)
     list_capacity = np.where(size > 0, np.maximum(powers, SMALLEST_LIST), 0).astype(np.int32)
     list_capacity[0] = capacity
@@ -259,7 +255,6 @@ def _filled(
 
 
 def _contents(entries: SortedEntries) -> dict[str, Any]:
-    """The arguments of :func:`_filled` for these entries."""
     count, before = int(entries.counters[COUNT]), np.cumsum(entries.size, dtype=np.int64) - entries.size
     return {
         "rows": entries.rows,

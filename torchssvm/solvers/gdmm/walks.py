@@ -4,8 +4,8 @@ A label is marked if ``marked_row[a]`` (``marked_col[b]``, both int64) equals ``
 marks. Untouched pairs are included, with value 0. Ties are broken arbitrarily but deterministically. Walks add the
 number of visited entries to ``counters[VISITED]``.
 
-Messages are zero except at a few marked labels, so the maximum over pairs is the best of four maxima. Each is found by
-a walk that stops at values that cannot beat the best so far. The oracles return ``(value, a, b)``, or
+Messages are zero except at a few marked labels, so the maximum over pairs is the best of four maxima. A walk
+finds each and stops at values that cannot beat the best so far. The oracles return ``(value, a, b)``, or
 ``(-inf, -1, -1)`` if no pair is left. See [Y16, appendix C].
 """
 
@@ -32,7 +32,7 @@ from torchssvm.solvers.gdmm.sorted_entries import (
 
 @njit
 def walk(entries, which, marked_row, marked_col, stamp, excluded, force, best):
-    """The largest v[a, b] of a list, or of the untouched pairs that belong there, if ``v[a, b] - force > best``.
+    """The largest v[a, b] of a list, or of its untouched pairs, if ``v[a, b] - force > best``.
 
     In the list of a row only columns must be unmarked, in that of a column only rows. Pairs whose ``a cols + b`` is in
     ``excluded`` (int64, ascending) are skipped.
@@ -90,16 +90,16 @@ def _wanted(entries, item, marked_row, marked_col, stamp, excluded):
 def _untouched(entries, which, marked_row, marked_col, stamp, excluded):
     """Some untouched pair of a list, or (-1, -1).
 
-    Takes at most one more try than there are touched and excluded pairs without marks.
+    Tries at most all touched and excluded pairs without marks, and one more.
     """
     if which > 0:
         is_column = not entries.symmetric and which > entries.rows
         return _untouched_across(entries, which, marked_row if is_column else marked_col, stamp, excluded)
     for a in range(entries.rows):
         if marked_row[a] != stamp:
-            found = _untouched_across(entries, row_list(a), marked_col, stamp, excluded)
-            if found[0] >= 0:
-                return found
+            pair = _untouched_across(entries, row_list(a), marked_col, stamp, excluded)
+            if pair[0] >= 0:
+                return pair
     return -1, -1
 
 
@@ -108,14 +108,14 @@ def _untouched_across(entries, which, marked, stamp, excluded):
     """Some untouched pair of the list of a row or of a column with an unmarked label, or (-1, -1)."""
     is_column = not entries.symmetric and which > entries.rows
     others = entries.rows if is_column else entries.cols
-    own = which - 1 - entries.rows if is_column else which - 1
+    label = which - 1 - entries.rows if is_column else which - 1
     if entries.size[which] == others - entries.symmetric:
         return -1, -1
     for other in range(others):
-        if marked[other] == stamp or (entries.symmetric and other == own):
+        if marked[other] == stamp or (entries.symmetric and other == label):
             continue
-        swap = is_column or (entries.symmetric and other < own)
-        a, b = (other, own) if swap else (own, other)
+        swap = is_column or (entries.symmetric and other < label)
+        a, b = (other, label) if swap else (label, other)
         entries.counters[VISITED] += 1
         if find(entries, a, b) < 0 and not is_excluded(entries, a, b, excluded):
             return a, b
@@ -178,16 +178,16 @@ def indicator_fmo(
         best, a, b = walk(entries, 0, marked_row, marked_col, stamp, nothing, 0.0, best)
     for p in range(num_right if num_left < entries.rows else 0):
         force = right_force[p]
-        found = walk(
+        entry = walk(
             entries, column_list(entries, right_labels[p]), marked_row, marked_col, stamp, nothing, force, best
         )
-        if found[1] >= 0:
-            best, a, b = found[0] - force, found[1], found[2]
+        if entry[1] >= 0:
+            best, a, b = entry[0] - force, entry[1], entry[2]
     for p in range(num_left if num_right < entries.cols else 0):
         force = left_force[p]
-        found = walk(entries, row_list(left_labels[p]), marked_row, marked_col, stamp, nothing, force, best)
-        if found[1] >= 0:
-            best, a, b = found[0] - force, found[1], found[2]
+        entry = walk(entries, row_list(left_labels[p]), marked_row, marked_col, stamp, nothing, force, best)
+        if entry[1] >= 0:
+            best, a, b = entry[0] - force, entry[1], entry[2]
     least = _least(right_force, num_right)
     for p in range(num_left):
         bound = _bound(entries, row_list(left_labels[p])) - left_force[p]
@@ -215,9 +215,9 @@ def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, 
     if num_labels < entries.rows:
         best, a, b = walk(entries, 0, marked, marked, stamp, without, 0.0, best)
     for p in range(num_labels if num_labels < entries.rows else 0):
-        found = walk(entries, row_list(labels[p]), marked, marked, stamp, without, force[p], best)
-        if found[1] >= 0:
-            best, a, b = found[0] - force[p], found[1], found[2]
+        entry = walk(entries, row_list(labels[p]), marked, marked, stamp, without, force[p], best)
+        if entry[1] >= 0:
+            best, a, b = entry[0] - force[p], entry[1], entry[2]
     least = _least(force, num_labels)
     for p in range(num_labels):
         bound = _bound(entries, row_list(labels[p])) - force[p]
@@ -234,7 +234,6 @@ def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, 
 
 @njit
 def _bound(entries, which):
-    """An upper bound of the values of a list and of untouched pairs."""
     if entries.size[which] == 0:
         return 0.0
     return max(entries.value[entries.pool[entries.start[which]] // 3], 0.0)
@@ -288,11 +287,11 @@ def add_to_pair(pairs, a, b, difference):
     if len(pairs.dense):
         pairs.dense[a, b] += difference
         return
-    held = find(pairs.entries, a, b)
-    if held < 0:
+    number = find(pairs.entries, a, b)
+    if number < 0:
         add(pairs.entries, a, b, difference)
     else:
-        change(pairs.entries, held, pairs.entries.value[held] + difference)
+        change(pairs.entries, number, pairs.entries.value[number] + difference)
 
 
 @njit
@@ -310,21 +309,20 @@ def best_pair(pairs, scratch, left, right):
 
 @njit
 def _scan(dense, scratch, left, right):
-    """All pairs, row after row."""
     states = len(dense)
-    forces, own = scratch.tables[0], scratch.tables[1]
-    forces[:] = 0.0
-    own[:] = 0.0
+    right_forces, left_forces = scratch.tables[0], scratch.tables[1]
+    right_forces[:] = 0.0
+    left_forces[:] = 0.0
     for p in range(left):
-        own[scratch.labels[0, p]] = scratch.forces[0, p]
+        left_forces[scratch.labels[0, p]] = scratch.forces[0, p]
     for p in range(right):
-        forces[scratch.labels[1, p]] = scratch.forces[1, p]
-    best, found_a, found_b = -np.inf, 0, 0
+        right_forces[scratch.labels[1, p]] = scratch.forces[1, p]
+    best, best_a, best_b = -np.inf, 0, 0
     for a in range(states):
         row = dense[a]
         for b in range(states):
-            value = row[b] - forces[b] - own[a]
+            value = row[b] - right_forces[b] - left_forces[a]
             if value > best:
-                best, found_a, found_b = value, a, b
+                best, best_a, best_b = value, a, b
     scratch.totals[1] += states * states
-    return found_a, found_b
+    return best_a, best_b

@@ -16,6 +16,7 @@ from torchssvm.core.memory import available_memory
 from torchssvm.core.operators import first_occurrences, full_precision
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure
+from torchssvm.dual.checks import check_visits
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import WeightedLabels
@@ -96,21 +97,14 @@ class RBF:
 
 
 def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
-    """``kernel(a, b)``; TypeError or ValueError unless it is ``[M, N]``, of the features' dtype and finite."""
+    """``kernel(a, b)``; ValueError unless it is ``[M, N]``, of the features' dtype and finite."""
     with full_precision(a.device):
         values: Any = kernel(a, b)
-    if not isinstance(values, Tensor) or values.dtype != a.dtype:
-        found = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"kernel={name_of(kernel)} must return a tensor of the features' dtype {a.dtype}, got {found}")
-    if values.shape != (len(a), len(b)):
-        raise ValueError(
-            f"kernel={name_of(kernel)} must return [M, N] = {[len(a), len(b)]} for features {list(a.shape)} and "
-            f"{list(b.shape)}, got {list(values.shape)}"
-        )
+    if not isinstance(values, Tensor) or values.dtype != a.dtype or values.shape != (len(a), len(b)):
+        wanted = f"{a.dtype} {[len(a), len(b)]}"
+        raise ValueError(f"kernel={name_of(kernel)} must return [M, N], here {wanted}, not {describe(values)}")
     if not bool(torch.isfinite(values).all()):
-        raise ValueError(
-            f"kernel={name_of(kernel)} returned numbers that are not finite: scale the features, or the kernel"
-        )
+        raise ValueError(f"kernel={name_of(kernel)} returned numbers that are not finite: scale the features")
     return values
 
 
@@ -121,13 +115,11 @@ def check_kernel(kernel: Kernel, tokens: Tensor, sample: int = 64) -> None:
     evaluate(kernel, chosen[:1], chosen)  # a square result would hide a transposition
     values = evaluate(kernel, chosen, chosen).to(torch.float64)
     allowed = 1e3 * torch.finfo(tokens.dtype).eps * float(values.abs().max())
-    if float((values - values.t()).abs().max()) > allowed:
-        raise ValueError(f"kernel={name_of(kernel)} is not symmetric: kernel(a, b) must be the transpose of (b, a)")
-    smallest = float(torch.linalg.eigvalsh(values)[0])
-    if smallest < -allowed * len(chosen):
+    smallest, skew = float(torch.linalg.eigvalsh(values)[0]), float((values - values.t()).abs().max())
+    if skew > allowed or smallest < -allowed * len(chosen):
         raise ValueError(
-            f"kernel={name_of(kernel)} is not positive semidefinite: the Gram matrix of {len(chosen)} tokens has the "
-            f"eigenvalue {smallest:.3g}, so some squared length would be negative"
+            f"kernel={name_of(kernel)} must be symmetric and positive semidefinite: its Gram matrix has asymmetry "
+            f"{skew:.3g} and eigenvalue {smallest:.3g}"
         )
 
 
@@ -156,11 +148,11 @@ class GramRows:
         self.memory_limit = available_memory(tokens.device) // 2 if memory_limit is None else memory_limit
         self.computed = 0  # rows so far
         self._cache: OrderedDict[int, Tensor] = OrderedDict()  # least recently used first
-        self._held = 0
+        self._cached = 0  # bytes
 
     def nbytes(self) -> int:
         """Bytes of the cached rows."""
-        return self._held
+        return self._cached
 
     def rows(self, index: Tensor) -> Tensor:
         """The rows of the examples' tokens in order, ``[U, N]``; MemoryError if they exceed ``memory_limit``."""
@@ -169,26 +161,25 @@ class GramRows:
         needed = count * self._row_bytes
         if needed > self.memory_limit:
             raise MemoryError(
-                f"the kernel rows of {len(examples)} examples with {count} tokens, {needed / 2**20:,.1f} MiB, are more "
-                f"than memory_limit={self.memory_limit / 2**20:,.1f} MiB on {self.tokens.device}: take smaller "
-                "batches, float32 features, or a larger memory_limit"
+                f"memory_limit={self.memory_limit / 2**20:,.1f} MiB is less than {needed / 2**20:,.1f} MiB of kernel "
+                f"rows for {count} tokens: take smaller batches or float32 features"
             )
-        while self._cache and self._held + needed > self.memory_limit:
+        while self._cache and self._cached + needed > self.memory_limit:
             _, oldest = self._cache.popitem(last=False)
-            self._held -= oldest.numel() * oldest.element_size()
+            self._cached -= oldest.numel() * oldest.element_size()
         return torch.cat([self._of(i, needed) for i in examples])
 
     def chunks(self, largest: int = 2**26) -> Iterator[Tensor]:
         """All examples in order, in runs whose rows take at most ``largest`` bytes or the limit, if they can."""
         allowed = min(largest, self.memory_limit // 2) // self._row_bytes
         chunk: list[int] = []
-        held = 0
+        tokens = 0
         for example, count in enumerate(self.counts):
-            if chunk and held + count > allowed:
+            if chunk and tokens + count > allowed:
                 yield torch.tensor(chunk, device=self.tokens.device)
-                chunk, held = [], 0
+                chunk, tokens = [], 0
             chunk.append(example)
-            held += count
+            tokens += count
         yield torch.tensor(chunk, device=self.tokens.device)
 
     def places(self, index: Tensor) -> Tensor:
@@ -202,17 +193,17 @@ class GramRows:
 
     @torch.no_grad()
     def _of(self, example: int, needed: int) -> Tensor:
-        if (held := self._cache.get(example)) is not None:
+        if (cached := self._cache.get(example)) is not None:
             self._cache.move_to_end(example)
-            return held
+            return cached
         start, count = self.starts[example], self.counts[example]
-        found = evaluate(self.kernel, self.tokens[start : start + count], self.tokens)
+        rows = evaluate(self.kernel, self.tokens[start : start + count], self.tokens)
         self.computed += count
         size = count * self._row_bytes
-        if self._held + needed + size <= self.memory_limit:  # the joined rows need room beside the cache
-            self._cache[example] = found
-            self._held += size
-        return found
+        if self._cached + needed + size <= self.memory_limit:  # the joined rows need room beside the cache
+            self._cache[example] = rows
+            self._cached += size
+        return rows
 
 
 _CHUNK = 2**26  # bytes of kernel values computed at a time
@@ -221,7 +212,7 @@ _CHUNK = 2**26  # bytes of kernel values computed at a time
 class KernelHead(nn.Module):
     """Unary potentials ``sum_u K(x_t, x_u) coefficients_u``, plus the potentials of a linear head without features.
 
-    ``KernelSSVM`` trains the head. The trained head predicts on its own: its ``state_dict`` holds the support tokens,
+    ``KernelSSVM`` trains the head. The trained head predicts alone: its ``state_dict`` holds the support tokens,
     their coefficients and the explicit weights, and loads into a new head of the same kind.
 
     Args:
@@ -243,7 +234,7 @@ class KernelHead(nn.Module):
         super().__init__()
         in_features, num_states = check_whole(in_features, "in_features"), check_whole(num_states, "num_states")
         if isinstance(kernel, type) or not callable(kernel):
-            raise TypeError(f"kernel={kernel!r} must be a function (a [M, F], b [N, F]) -> [M, N], such as RBF(gamma)")
+            raise TypeError(f"kernel={kernel!r} must be a function (a [M, F], b [N, F]) -> [M, N], such as RBF()")
         self.kernel = kernel
         self.in_features = in_features
         self.linear = linear
@@ -377,8 +368,6 @@ def check_features(x: Tensor, in_features: int) -> None:
 class TrainingSet:
     """All training examples: ``x`` ``[n, N, F]`` or ``[n, F]``, with targets and ``lengths`` ``[n]`` int64 or None.
 
-    Refuses features that are not finite, and shapes, lengths or targets that do not fit.
-
     Attributes:
         tokens: ``[M, F]``, the features of all tokens, example after example, in the head's dtype.
         counts: ``[n]`` int64, tokens of each example.
@@ -387,13 +376,8 @@ class TrainingSet:
 
     def __init__(self, head: KernelHead, x: Tensor, y: Any, lengths: Tensor | None) -> None:
         check_features(x, head.in_features)
-        if x.device != head.coefficients.device:
-            raise ValueError(
-                f"x is on {x.device} and the head on {head.coefficients.device}, where the kernels are computed: call "
-                "head.to(x.device), and give y and lengths there too"
-            )
         if not x.numel():
-            raise ValueError(f"x has shape {list(x.shape)}, so it holds no token: is the dataset empty?")
+            raise ValueError(f"x={list(x.shape)} holds no token: give at least one example")
         if not isinstance(y, Tensor | WeightedLabels):
             raise TypeError(f"y must be an int64 tensor or WeightedLabels, not {describe(y)}")
         self._head = head
@@ -406,8 +390,8 @@ class TrainingSet:
         ragged = x.ndim == 2 or explicit.ragged.get(head.unary) == 0
         if unary is None or unary.shape != (*x.shape[:-1], head.num_states) or not ragged:
             raise ValueError(
-                f"unary={head.unary!r} must name potentials {[*x.shape[:-1], head.num_states]} of the linear head, "
-                f"ragged with offset 0 where examples have tokens; it gave {explicit}, ragged={explicit.ragged}"
+                f"unary={head.unary!r} must name ragged potentials {[*x.shape[:-1], head.num_states]} of linear, which "
+                f"gave {explicit}"
             )
         longest = 1 if x.ndim == 2 else x.shape[1]
         self.counts = torch.full((len(x),), longest, device=x.device) if lengths is None else lengths.clone()
@@ -428,16 +412,9 @@ class TrainingSet:
 
     def check_index(self, index: Sequence[int] | Tensor) -> Tensor:
         """The distinct examples of a batch, in order; ValueError unless ``index`` holds numbers of examples."""
-        try:
-            found = check_tensor(index, "index") if isinstance(index, Tensor) else torch.tensor(list(index))
-        except (TypeError, ValueError, RuntimeError):  # not numbers, or not a list
-            found = torch.empty(0)
-        if found.ndim != 1 or not len(found) or found.dtype != torch.int64:
-            raise ValueError(f"index must hold the numbers of at least one example, got {index}")
-        if int(found.min()) < 0 or int(found.max()) >= len(self):
-            raise ValueError(f"index holds {int(found.min())} to {int(found.max())}; there are {len(self)} examples")
-        found = found.to(self.device)
-        return found[first_occurrences(found)]
+        index = index if isinstance(index, Tensor) else torch.tensor(list(index))
+        index = check_visits(index, len(self)).to(self.device)
+        return index[first_occurrences(index)]
 
     def targets(self, index: Tensor) -> Any:
         """The targets of a batch, cut to its longest example."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_limit, check_whole
@@ -39,8 +40,8 @@ from torchssvm.steps.sampler import GapBatchSampler
 class TokenParts(MeanParts):
     """Mean parts whose unary rows, the coefficients of the kernel expansion, can be read token by token."""
 
+    @override
     def check_memory(self, potentials: Potentials, target: Labeling, advice: str) -> None:
-        """Raise MemoryError if the blocks would not fit."""
         super().check_memory(potentials, target, "take a larger memory_limit, float32 features, or fewer examples")
 
     def table(self, name: str, counts: Tensor, like: Tensor) -> Tensor:
@@ -67,8 +68,8 @@ class KernelDual(DualState):
 
     kernel_squared_norm = 0.0
 
+    @override
     def value(self) -> float:
-        """The dual objective."""
         return super().value() - self.lam / 2 * self.kernel_squared_norm
 
     def _entries(self) -> dict[str, Any]:
@@ -117,12 +118,10 @@ class KernelBlocks:
 
     def check_weights(self) -> None:
         """Raise RuntimeError if the explicit weights are not as the last step left them."""
-        held, found = self.dual.held_norm, math.sqrt(squared_norm(self.dual.parameters))
-        if self.dual.norm_changed(found):
-            raise RuntimeError(
-                f"the head's explicit weights have changed since the last step (their norm was {held:.6g} and is "
-                f"{found:.6g}): they are a function of the dual blocks. certify() sets them back"
-            )
+        norm = math.sqrt(squared_norm(self.dual.parameters))
+        if self.dual.norm_changed(norm):
+            old = self.dual.held_norm
+            raise RuntimeError(f"head has changed explicit weights (norm {norm:.6g}, was {old:.6g}): call certify()")
 
     def read(self, index: Tensor, table: Tensor) -> KernelBatch:
         """Potentials, corners and block gaps of distinct examples ``[B]``; ``table`` holds the blocks of all tokens."""
@@ -156,10 +155,7 @@ class KernelBlocks:
                 gammas = solve_box_qp(curvature, values, sweeps)
             squared = dual.lam * float(gammas @ curvature @ gammas)
             if squared < -1e3 * torch.finfo(self.head.dtype).eps * dual.lam * float(curvature.abs().sum()):
-                raise ValueError(
-                    f"kernel={name_of(self.head.kernel)} is not positive semidefinite: a direction has the squared "
-                    f"length {squared:.3g}"
-                )
+                raise ValueError(f"kernel={name_of(self.head.kernel)} is not positive semidefinite: use another one")
             sizes = gammas * exact_step(float(gammas @ values), max(squared, 0.0), dual.lam)
         return BlockStep(parts, gradients, implicit, changes, sizes)
 
@@ -219,7 +215,7 @@ class KernelBlocks:
                 total += part
         size = squared_norm(totals)
         change = squared_norm(p - t for p, t in zip(dual.parameters, totals, strict=True))
-        held, norm = [p.clone() for p in dual.parameters], dual.held_norm
+        old, norm = [p.clone() for p in dual.parameters], dual.held_norm
         try:
             with undisturbed():
                 write(totals, dual.parameters)
@@ -227,14 +223,14 @@ class KernelBlocks:
             yield (change / size) ** 0.5 if size > 0.0 else change**0.5
         except BaseException:
             with undisturbed():
-                write(held, dual.parameters)
+                write(old, dual.parameters)
                 dual.held_norm = norm
             raise
 
 
 @dataclass(frozen=True)
 class SupportCounts:
-    """How large the support is."""
+    """Numbers of support examples and tokens."""
 
     examples: int  # whose block is not at its target
     tokens: int  # with nonzero coefficients, at which prediction evaluates the kernel
@@ -246,7 +242,6 @@ class SupportCounts:
 
 
 _FORMAT = 3
-_ADVICE = ": since format 3 no support labelings are listed. Load it with the release that wrote it, or train anew"
 
 
 class KernelSSVM(DualTrainer, Stateful):
@@ -304,7 +299,7 @@ class KernelSSVM(DualTrainer, Stateful):
         sweeps = check_whole(sweeps, "sweeps", 0)
         memory_limit = check_limit(memory_limit)
         if not isinstance(head, KernelHead):
-            raise TypeError(f"head is a {type(head).__name__}, and must be a KernelHead, such as KernelChain(...)")
+            raise TypeError(f"head={type(head).__name__} must be a KernelHead, such as KernelChain(...)")
         self.head = head
         self.sweeps = sweeps
         self.data = TrainingSet(head, x, y, lengths)
@@ -367,7 +362,7 @@ class KernelSSVM(DualTrainer, Stateful):
 
     @torch.no_grad()
     def certify(self) -> Certificate:
-        """One exact pass: primal, dual and gap of the held weights; updates every gap estimate.
+        """One exact pass: primal, dual and gap of the current weights; updates every gap estimate.
 
         First recomputes the explicit weights from the dual blocks, which removes their rounding (``drift``). The
         implicit weights are always computed from the blocks.
@@ -398,11 +393,11 @@ class KernelSSVM(DualTrainer, Stateful):
             primal = dual.lam / 2 * norm + hinges / n
             value = float(dual.loss.sum()) - dual.lam / 2 * explicit - dual.lam / 2 * implicit
             if dual_exceeds_primal(primal, value, self.head.dtype, dual.lam * norm):
-                raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
+                raise RuntimeError(f"the gap is negative, {primal - value:.6g}: kernel must not change between calls")
         if drift > 1e5 * torch.finfo(self.head.dtype).eps:
             warn(
-                f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
-                "rounding: they were changed by others, and are now recomputed"
+                f"the explicit weights differed from the dual by {drift:.2g} of their length, more than rounding: they "
+                "were changed by others, and are now recomputed"
             )
         value = min(value, primal)  # a dual above the primal is rounding
         with undisturbed():
@@ -414,7 +409,7 @@ class KernelSSVM(DualTrainer, Stateful):
     @undisturbed()
     @torch.no_grad()
     def update_head(self) -> KernelHead:
-        """Write the support tokens and their coefficients into the head, which then predicts on its own."""
+        """Write the support tokens and their coefficients into the head, which then predicts alone."""
         if self._head_version != self.dual.version:
             table = self._blocks.table()
             chosen = self._blocks.is_support(table)
@@ -443,12 +438,11 @@ class KernelSSVM(DualTrainer, Stateful):
         return SupportCounts(examples, int(chosen.sum()), len(counts), len(chosen))
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes held now: dual blocks, cached kernel rows."""
+        """Bytes in use: dual blocks, cached kernel rows."""
         return {"blocks": self.dual.storage.nbytes(), "kernel rows": self.gram.nbytes()}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies start a new epoch."""
-        return {**vars(self), "_epoch": iter(())}
+        return {**vars(self), "_epoch": iter(())}  # a copy starts a new epoch
 
     def _nested(self) -> dict[str, Stateful]:
         return {"dual": self.dual, "sampler": self.sampler}
@@ -462,7 +456,7 @@ class KernelSSVM(DualTrainer, Stateful):
         for name, each in self._nested().items():
             each.check_state(state[name])
         if not torch.equal(state["dual"]["targets"].to(self.dual.targets.device), self.dual.targets):
-            raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
+            raise ValueError("the checkpoint was trained on other targets: load it with its training set")
 
     def _restore_own(self, state: dict[str, Any]) -> None:
         for name, each in self._nested().items():
