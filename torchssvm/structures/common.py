@@ -105,8 +105,8 @@ class WeightedLabels(NamedTuple):
 def check_shape(value: Any, name: str, *sizes: int | str, bound: dict[str, int] | None = None) -> Tensor:
     """``value``, if it is a dense, real tensor of this shape.
 
-    A size is a number or a letter, which is the same number wherever it stands; ``"N+1"`` is one more, and N is at
-    least 1. ``bound`` holds the letters' numbers from tensor to tensor.
+    A size is a number or a letter, which is the same number wherever it stands; ``"N+1"`` is one more. H, K, N and W
+    are at least 1. ``bound`` holds the letters' numbers from tensor to tensor.
 
     Raises:
         TypeError: ``value`` is not a dense, real tensor.
@@ -116,15 +116,26 @@ def check_shape(value: Any, name: str, *sizes: int | str, bound: dict[str, int] 
     fits = tensor.ndim == len(sizes)
     for size, wanted in zip(tensor.shape, sizes, strict=False):
         if isinstance(wanted, str):
-            letter, _, more = wanted.partition("+")
-            wanted = bound.setdefault(letter, size - int(more or 0)) + int(more or 0)
+            letter, more = wanted[0], int(wanted[1:] or 0)
+            wanted = bound.setdefault(letter, size - more) + more
         fits = fits and size == wanted
-    if not fits or bound.get("N", 1) < 1:
+    if not fits or any(bound.get(letter, 1) < 1 for letter in "HKNW"):
         raise ValueError(f"{name} must be [{', '.join(map(str, sizes))}], got {list(tensor.shape)}")
     return tensor
 
 
-Shape = tuple[int | str, ...]
+Shape = Sequence[int | str]
+
+
+def check_operands(**scores: tuple[Tensor, Shape]) -> None:
+    """Raise ValueError unless each of an operator's scores is floating and has its shape: see :func:`check_shape`.
+
+    Compiled kernels trust the shapes and would read outside the arrays.
+    """
+    bound: dict[str, int] = {}
+    for name, (tensor, shape) in scores.items():
+        if not check_shape(tensor, name, *shape, bound=bound).is_floating_point():
+            raise ValueError(f"{name} must be float32 or float64, got {tensor.dtype}: call .float()")
 
 
 def check_potentials(potentials: Potentials, shapes: Shape | Mapping[str, Shape]) -> list[Tensor]:
