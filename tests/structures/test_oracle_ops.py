@@ -97,13 +97,13 @@ def test_large_state_spaces_equal_torch():
 @pytest.mark.parametrize("axes", ["shared", "chain", "position"])
 def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     emission, transition, lengths = chains(5, 40, 9, 7, axes, integers=True)
-    found = viterbi(emission, transition, lengths)
+    decoded = viterbi(emission, transition, lengths)
     torch.set_num_threads(1)
-    assert_same(viterbi(emission, transition, lengths), found)
+    assert_same(viterbi(emission, transition, lengths), decoded)
     monkeypatch.setattr(launch, "CACHE", 0)
     monkeypatch.setattr(launch, "BLOCK", 100)
     torch.set_num_threads(2)
-    assert_same(viterbi(emission, transition, lengths), found)
+    assert_same(viterbi(emission, transition, lengths), decoded)
 
 
 @pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
@@ -163,22 +163,22 @@ def test_scores_of_any_floating_dtype(name):
     tolerance = 0.02 if name == "sum_product" else 0.0
     mixed = [scores[0], *(tensor.double() for tensor in scores[1:])]
     for others in ([tensor.half() for tensor in scores], mixed):
-        for found, wanted in zip(decode(*others, *rest), expected, strict=True):
-            torch.testing.assert_close(found.to(wanted.dtype), wanted, rtol=0, atol=tolerance)
+        for result, wanted in zip(decode(*others, *rest), expected, strict=True):
+            torch.testing.assert_close(result.to(wanted.dtype), wanted, rtol=0, atol=tolerance)
 
 
 @each_operator
 def test_threads_change_no_bit_of_an_operator(name, two_threads):
     decode, scores, rest = drawn(name)
-    found = decode(*scores, *rest)
+    labels = decode(*scores, *rest)
     torch.set_num_threads(1)
-    assert_same(decode(*scores, *rest), found)
+    assert_same(decode(*scores, *rest), labels)
 
 
 @each_operator
 def test_an_operator_takes_a_batch_of_none(name):
     decode, scores, rest = drawn(name, 0)
-    assert [len(found) for found in decode(*scores, *rest)] == [0] * len(drawn(name)[0](*scores, *rest))
+    assert [len(result) for result in decode(*scores, *rest)] == [0] * len(drawn(name)[0](*scores, *rest))
 
 
 def zeros(*sizes):
@@ -241,7 +241,7 @@ def test_viterbi_passes_the_checks_of_torch(axes, ragged):
 def test_operators_pass_the_checks_of_torch(name):
     decode, scores, rest = drawn(name)
     torch.library.opcheck(getattr(torch.ops.torchssvm, name).default, (*scores, *rest))
-    assert not any(found.requires_grad for found in decode(scores[0].requires_grad_(), *scores[1:], *rest))
+    assert not any(result.requires_grad for result in decode(scores[0].requires_grad_(), *scores[1:], *rest))
 
 
 @pytest.mark.parametrize("name", ["viterbi", "max_sum_tree"])
@@ -270,11 +270,11 @@ def test_gradients_flow_around_the_labels():
         return (indicators * emission).sum() + value.sum()
 
     emission, transition, lengths = chains(4)
-    found = []
+    results = []
     for function in (hinge, torch.compile(hinge, backend="aot_eager", fullgraph=True)):
         leaf = emission.clone().requires_grad_()
         value = function(leaf, transition, lengths)
         value.backward()
-        found.append((value.detach(), leaf.grad))
-    assert float(found[0][1].sum()) == len(emission) * emission.shape[1]
-    assert_same(*found)
+        results.append((value.detach(), leaf.grad))
+    assert float(results[0][1].sum()) == len(emission) * emission.shape[1]
+    assert_same(*results)

@@ -124,6 +124,13 @@ def check_shape(value: Any, name: str, *sizes: int | str, bound: dict[str, int] 
     return tensor
 
 
+def check_fields(x: Any, kind: Any) -> Any:
+    """``x``, a tuple of the fields of ``kind``, as this named tuple; else TypeError."""
+    if not isinstance(x, tuple) or len(x) != len(kind._fields):
+        raise TypeError(f"x must be {kind.__name__}({', '.join(kind._fields)}), got a {type(x).__name__}")
+    return kind(*x)
+
+
 Shape = Sequence[int | str]
 
 

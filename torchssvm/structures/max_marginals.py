@@ -86,10 +86,10 @@ def _sweep(best: Any, low: Any, upwards: Any, edge: Any, parent: Any, depth: Any
             if depth[b, v] > 0:
                 u, pairs = parent[b, v], edge[b, v if edge.shape[1] > 1 else 0]
                 for j in range(states):  # all that the parent knows, less what it knows from here
-                    own = upwards[b, v, j]
-                    never = own == -math.inf
+                    message = upwards[b, v, j]
+                    never = message == -math.inf
                     free = low[b, u, j] == (1 if never else 0)
-                    taken[j] = (best[b, u, j] if never else best[b, u, j] - own) if free else -math.inf
+                    taken[j] = (best[b, u, j] if never else best[b, u, j] - message) if free else -math.inf
                 for k in range(states):
                     largest = -math.inf
                     for j in range(states):

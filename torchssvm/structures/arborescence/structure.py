@@ -228,8 +228,8 @@ class Arborescence(Labelled):
 
         return each()
 
+    @override
     def costs(self, target: Tensor) -> Tensor:
-        """The cost of a wrong head at each token: ``[B, N]`` float64, zero in the padding."""
         costs = (target >= 0).to(torch.float64)
         return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 

@@ -47,7 +47,7 @@ def nbest(emission: Tensor, transition: Tensor, lengths: Tensor, n: int) -> NBes
     rooms = np.empty((2, longest, states), scores.dtype), np.empty(n), np.empty((n, 3), np.int64)
     if batch:
         search(scores, pairs, lengths.numpy(), *rooms, labels, values)
-    return NBest(*(torch.from_numpy(found).to(emission.device) for found in (labels, values)))
+    return NBest(*(torch.from_numpy(array).to(emission.device) for array in (labels, values)))
 
 
 @njit
@@ -71,18 +71,18 @@ def search(
         for k in range(states):
             if waiting < room or scores[last, k] > totals[room - 1]:
                 waiting = _insert(totals, branches, waiting, room, scores[last, k], 0, last, k)
-        for found in range(labels.shape[1]):
+        for rank in range(labels.shape[1]):
             if waiting == 0:
                 break
             total, parent, at, state = totals[0], branches[0, 0], branches[0, 1], branches[0, 2]
             for c in range(1, waiting):
                 _copy(totals, branches, c, c - 1)
-            room = labels.shape[1] - found - 1  # more of them are not asked for
+            room = labels.shape[1] - rank - 1  # more of them are not asked for
             waiting = min(waiting - 1, room)
-            values[b, found] = total
+            values[b, rank] = total
             for t in range(at + 1, last + 1):
-                labels[b, found, t] = labels[b, parent, t]
-            labels[b, found, at] = state
+                labels[b, rank, t] = labels[b, parent, t]
+            labels[b, rank, at] = state
             for t in range(at, 0, -1):
                 matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
                 most = messages[t - 1, state]
@@ -90,9 +90,9 @@ def search(
                 for j in range(states):
                     value = total - (most - (scores[t - 1, j] + matrix[j, state]))
                     if j != best and (waiting < room or (room > 0 and value > totals[room - 1])):
-                        waiting = _insert(totals, branches, waiting, room, value, found, t - 1, j)
+                        waiting = _insert(totals, branches, waiting, room, value, rank, t - 1, j)
                 state = best
-                labels[b, found, t - 1] = state
+                labels[b, rank, t - 1] = state
 
 
 @njit

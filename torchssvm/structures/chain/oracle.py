@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import add_row, set_row
-from torchssvm.core.arguments import check_length_form, row_name
+from torchssvm.core.arguments import check_length_form
 from torchssvm.core.launch import as_array, compiles, launch, once, plan
 from torchssvm.core.operators import define
 from torchssvm.core.triton_support import triton_available
@@ -72,10 +72,8 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
         [(2 * group * longest * states, emission.dtype), (batch + longest + 1 + group, torch.int64)],
         each=states**2,
     )
-    if (row := max(bad, default=-1)) >= 0:
-        raise ValueError(
-            f"lengths must lie between 1 and the padded length {longest}, got {run[row]} in {row_name(row)}"
-        )
+    if max(bad, default=-1) >= 0:
+        check_range(torch.from_numpy(known), batch, longest)
     return torch.from_numpy(labels), torch.from_numpy(value)
 
 
@@ -107,9 +105,9 @@ def viterbi_torch(emission: Tensor, transition: Tensor, lengths: Tensor | None =
     if lengths is not None:
         real = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
     every = transition.expand(batch, *transition.shape) if transition.ndim == 2 else transition
-    found = viterbi_by_level(emission, every, torch.zeros_like(emission, dtype=torch.int64), real)
+    best = viterbi_by_level(emission, every, torch.zeros_like(emission, dtype=torch.int64), real)
     level = torch.zeros(batch, dtype=torch.int64, device=emission.device)
-    return found.labels(level), found.scores[:, 0]
+    return best.labels(level), best.scores[:, 0]
 
 
 _operator = define(
@@ -136,7 +134,7 @@ def decode(emission, pairs, lengths, group, height, begin, end, memory, places, 
         labels, value: ``[B, N]`` and ``[B]``, to be filled.
 
     Returns:
-        -1, or the first chain found whose length is not in 1 to N.
+        -1, or the first chain whose length is not in 1 to N.
     """
     longest, states, count = emission.shape[1], emission.shape[2], end - begin
     size = group * longest * states

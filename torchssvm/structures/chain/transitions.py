@@ -123,15 +123,15 @@ class Transitions:
         if not bool(wrong.any()):
             return
         row = int(wrong.nonzero()[0, 0])
-        own = labels[row][labels[row] >= 0].tolist()
-        shown = [f"state {state}" if names is None else repr(names[state]) for state in own]
+        states = labels[row][labels[row] >= 0].tolist()
+        shown = [f"state {state}" if names is None else repr(names[state]) for state in states]
         pairs, first, last = self.pairs.tolist(), self.first.tolist(), self.last.tolist()
-        if not first[own[0]]:
+        if not first[states[0]]:
             what = f"begins with {shown[0]}"
-        elif not last[own[-1]]:
+        elif not last[states[-1]]:
             what = f"ends with {shown[-1]}"
         else:
-            place = next(t for t in range(1, len(own)) if not pairs[own[t - 1]][own[t]])
+            place = next(t for t in range(1, len(states)) if not pairs[states[t - 1]][states[t]])
             what = f"has {shown[place]} after {shown[place - 1].removeprefix('state ')} at position {place}"
         which = f"target {what} in {row_name(row)}" if names is None else f"y[{number_of(row)}] {what}"
         raise ValueError(f"{which}, which the transitions forbid: repair it, or allow it")
@@ -139,7 +139,7 @@ class Transitions:
     def extends(self, other: Transitions) -> bool:
         """Whether the first states are those of ``other``, and the same sequences of them are outputs."""
         size = len(other.first)
-        mine, theirs = ((own.pairs[:size, :size], own.first[:size], own.last[:size]) for own in (self, other))
+        mine, theirs = ((one.pairs[:size, :size], one.first[:size], one.last[:size]) for one in (self, other))
         return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
     def __repr__(self) -> str:

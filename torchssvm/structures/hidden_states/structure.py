@@ -142,7 +142,6 @@ class HiddenStates(Around):
         return Completed(target.observed, states)
 
     @override
-    @override
     def choose_target(self, potentials: Potentials, given: Tensor | Completed, target: Completed) -> Completed:
         return target if isinstance(given, Completed) else self.complete(potentials, target)
 
@@ -150,8 +149,8 @@ class HiddenStates(Around):
     def marginals(self, potentials: Potentials) -> Marginals:
         return self.structure.marginals(potentials)
 
+    @override
     def target_marginals(self, potentials: Potentials, target: Completed) -> Marginals:
-        """The marginals of the distribution on states that show the target's labels."""
         delta, _ = loss_by_name(self.structure, target.states, potentials)
         tensors = {
             name: potentials.tensors[name].detach().masked_fill(self._wrong(target.observed, costs) > 0.0, -torch.inf)

@@ -340,15 +340,15 @@ def convolve_rows(out, scores, table):
                 v = w if w > v else v
                 x = z if z > x else x
                 v = x if x > v else v
-                held = best[p]
-                best[p] = v if v > held else held
+                highest = best[p]
+                best[p] = v if v > highest else highest
             q += 4
         while q < size:
             a = row[q]
             first = table[size - 1 - q : size - 1 - q + wide]
             for p in range(wide):
-                v, held = a - first[p], best[p]
-                best[p] = v if v > held else held
+                v, highest = a - first[p], best[p]
+                best[p] = v if v > highest else highest
             q += 1
 
 
@@ -376,12 +376,12 @@ def raise_along_columns(out, scores, table, fresh):
                 e = f if f > e else e
                 g = h if h > g else g
                 e = g if g > e else e
-                held = best[x]
-                best[x] = e if e > held else held
+                highest = best[x]
+                best[x] = e if e > highest else highest
             q += 4
         while q < size:
             cost, row = table[p - q + size - 1], scores[q]
             for x in range(wide):
-                e, held = row[x] - cost, best[x]
-                best[x] = e if e > held else held
+                e, highest = row[x] - cost, best[x]
+                best[x] = e if e > highest else highest
             q += 1

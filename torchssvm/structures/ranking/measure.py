@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.structure import reject_rows
@@ -163,8 +164,8 @@ class ByPlace(RankingMeasure):
     def gain(self, grades: Tensor) -> Tensor:
         """What each grade gains, ``[B, N]`` float64, at least 0; not normalised. ``grades`` are 0 or more."""
 
+    @override
     def check(self, grades: Tensor) -> None:
-        """There must be something to gain."""
         reject_rows(
             ~(self.gain(grades.clamp(min=0)) > 0).any(1),
             f"target has no relevant document in {{rows}}, and {self!r} needs one: leave the lists out",
@@ -174,8 +175,8 @@ class ByPlace(RankingMeasure):
             f"target has grades in {{rows}} too large for {self!r}: number grades from 0",
         )
 
+    @override
     def weights(self, places: Tensor, size: Tensor) -> Tensor:
-        """The discounts."""
         return self.discount(places)
 
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
@@ -276,8 +277,8 @@ class PairSwaps(RankingMeasure):
         check_flags(normalize=normalize)
         self.normalize = normalize
 
+    @override
     def weights(self, places: Tensor, size: Tensor) -> Tensor:
-        """How many documents more stand below than above."""
         return (size - 1 - 2 * places).to(torch.float64)
 
     def difference(self, labeling: Tensor, grades: Tensor) -> Tensor:
@@ -302,16 +303,16 @@ class PairSwaps(RankingMeasure):
         """How many less relevant documents stand above each document, and how many more relevant ones below it."""
         return count_swaps(labeling[..., 0], labeling[..., 1], grades)
 
+    @override
     def parts(self, labeling: Tensor) -> Tensor:
-        """Half of how many documents more stand below than above, in both roles."""
         better, worse = labeling.unbind(2)
         real = better >= 0
         within = place_of(-better.to(torch.float64), real) + place_of(-worse.to(torch.float64), real)  # by role
         more = real.sum(1, keepdim=True) - better - worse + within
         return more.to(torch.float64).masked_fill(~real, 0.0)
 
+    @override
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
-        """Swapped pairs, divided by P."""
         return self.swaps(labeling, grades)[0].sum(1) * self.share(grades)
 
     def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
@@ -320,8 +321,8 @@ class PairSwaps(RankingMeasure):
         places = place_of(torch.cat([scores - 0.5, scores + 0.5], 1), torch.cat([real, real], 1))
         return torch.stack(places.chunk(2, 1), 2)
 
+    @override
     def every(self, real: Tensor) -> Iterator[Tensor]:
-        """All pairs of rankings."""
         both = torch.cat([real, real], 1)
         for order in itertools.permutations(range(both.shape[1])):
             height = torch.tensor(order, dtype=torch.float64, device=real.device).expand(both.shape)

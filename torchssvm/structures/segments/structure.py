@@ -324,8 +324,8 @@ class Segments(Indexed):
             self._least = self._least.to(device)
         return self._least
 
+    @override
     def _places(self, codes: Tensor) -> Places:  # type: ignore[override]
-        """Of codes ``[B, C, N]``."""
         count, most = self.num_labels, self.max_duration
         real, begins = codes >= 0, codes >= count
         labels = self.frames(codes).clamp(min=0)
@@ -456,7 +456,8 @@ def span_f1(
     times = [check_number(each, "times", 0.0) for each in times]
     if not len(found) == len(true) == len(times):
         raise ValueError(f"found, true and times must be of one length, got {len(found)}, {len(true)}, {len(times)}")
-    check_number(overlap, "overlap", 0.5)
+    if not 0.5 <= check_number(overlap, "overlap") <= 1.0:
+        raise ValueError(f"overlap={overlap} must be 0.5 to 1")
     right, total = 0, 0
     for count, *spans in zip(times, found, true, strict=True):
         predicted, correct = (set(map(tuple, several)) for several in spans)
