@@ -1,4 +1,4 @@
-"""What heads and structures share: weights that are zero at the start, weighted labels, and checks of arguments."""
+"""Shared by heads and structures: zero weights, weighted labels, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind |
 def fitting(
     structure: Kind | None, make: Callable[[], Kind], such: str, also: Sequence[str] = (), **settings: Any
 ) -> Kind:
-    """The ``structure`` argument of a head, which must have these settings, or what ``make`` makes where it is None."""
+    """The ``structure`` argument of a head, checked for these settings; ``make()`` for None."""
     if check_structure(structure, such, *settings, *also) is None:
         return make()
     wanted = {name: _plain(value) for name, value in settings.items()}

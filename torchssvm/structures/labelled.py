@@ -1,4 +1,4 @@
-"""What structures of labels share: losses that are costs of wrong labels, and parts that stand at places."""
+"""Shared by structures of labels: costs of wrong labels, and parts at places of the potentials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_lengths, check_shape
 
 Places = list[tuple[str, Tensor, Tensor]]
-"""By name: places in the flattened potentials, ``[B, C, M]``, and which of them are real; a name may come again."""
+"""Potential's name, places in it flattened, ``[B, C, M]``, and a mask of the real ones; names may repeat."""
 
 
 _SIGNS = torch.tensor([1.0, -1.0])  # of a labeling and the target
@@ -79,7 +79,7 @@ class Indexed(Structure):
     """A structure whose parts are indicators, and counts, at places of the potentials."""
 
     tensors = 1
-    """How many tensors of a labeling, and of a target, say its parts."""
+    """Number of leading tensors of a labeling, or target, that determine its parts."""
 
     @abstractmethod
     def _shapes(self, labeling: Any) -> dict[str, tuple[int, ...]]:
@@ -87,7 +87,7 @@ class Indexed(Structure):
 
     @abstractmethod
     def _places(self, *labelings: Tensor) -> Places:
-        """Of the parts of labelings ``[B, C, ...]``."""
+        """Places of the parts of labelings ``[B, C, ...]``."""
 
     @override
     def parts(self, labeling: Any) -> dict[str, Tensor]:

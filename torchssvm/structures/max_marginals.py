@@ -14,7 +14,7 @@ from torchssvm.core.launch import arrays
 
 @torch.no_grad()
 def tree_margins(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, labels: Tensor) -> Tensor:
-    """For every state of every node, the best score of a labeling with it less that of the best without it.
+    """For every state of every node, the best score with it less the best score without it.
 
     Max-sum from the leaves to the roots and back, in float64 on the CPU; ``-inf`` forbids a state or a pair.
 
@@ -54,7 +54,7 @@ def best_of_others(scores: Tensor) -> Tensor:
 
 
 def margins_of(best: Tensor, without: Tensor, chosen: Tensor) -> Tensor:
-    """The best scores with a part less those without it; not below 0 for the chosen parts, and not above for others.
+    """The best scores with a part less the best without it: at least 0 for chosen parts, at most 0 for others.
 
     They are NaN where no output is possible, and both are ``-inf``.
     """

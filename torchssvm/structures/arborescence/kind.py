@@ -27,9 +27,9 @@ from torchssvm.structures.arborescence.oracle import best_nonprojective, best_pr
 
 
 class Arcs(NamedTuple):
-    """What arborescences have beside ``Examples``, whose lists are those of arcs: by the token, then by the head.
+    """Columns of each sentence; the lists of ``Examples`` belong to arcs, by token, then by head.
 
-    ``column`` is then a feature's number within its sentence, and ``value`` may be empty: all features are 1.
+    ``Examples.column`` numbers a feature within its sentence; an empty ``value`` means that all features are 1.
     """
 
     known: Any  # ``[*]`` int32, the columns of the features of each sentence

@@ -28,7 +28,7 @@ _FAR = 256  # tokens of a sequence whose scores are summed without rounding that
 
 
 class Sequences(NamedTuple):
-    """What chains have beside ``Examples``."""
+    """Cost matrix and transition masks of chains."""
 
     # ``[K, K]`` by target and label, a factor of ``Examples.cost``; or ``[0, 0]`` where all wrong labels cost the same
     cost_matrix: Any
@@ -204,7 +204,7 @@ def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
 
 
 class SequenceAdapter(HeadAdapter):
-    """Sequences, of one token where there are no pairs."""
+    """Sequences; without pairs, of one token."""
 
     def cost_matrix(self) -> Tensor:
         """``Sequences.cost_matrix``."""

@@ -17,8 +17,8 @@ class NBest(NamedTuple):
     """The best outputs of every example, the best one first.
 
     Attributes:
-        labelings: ``[B, n, N]`` int64, -1 beyond the length, and everywhere where there are fewer outputs.
-        values: ``[B, n]`` float64, their scores, ``-inf`` where there are fewer outputs.
+        labelings: ``[B, n, N]`` int64, -1 beyond the length and in rows without an output.
+        values: ``[B, n]`` float64, their scores, ``-inf`` in rows without an output.
     """
 
     labelings: Tensor
@@ -26,11 +26,11 @@ class NBest(NamedTuple):
 
 
 def nbest(emission: Tensor, transition: Tensor, lengths: Tensor, n: int) -> NBest:
-    """The n best state sequences of every chain; scores on a device are copied to the host.
+    """The n best state sequences of every chain, searched on the CPU.
 
     After Viterbi, the score of the best sequence that ends in a state is known for every position, so that a search
     from the last position back only follows sequences that are among the n best (Soong and Huang, *A tree-trellis based
-    fast search for finding the N-best sentence hypotheses*, 1991). Its time is that of Viterbi, and ``n N K``.
+    fast search for finding the N-best sentence hypotheses*, 1991). It takes as long as Viterbi, plus O(n N K).
 
     Args:
         emission: ``[B, N, K]``, float32 or float64.

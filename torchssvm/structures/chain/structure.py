@@ -95,7 +95,7 @@ class Chain(Labelled, Indexed):
 
     @gated
     def nbest(self, potentials: Potentials, n: int) -> NBest:
-        """The n best outputs of every example, the first one that of :meth:`argmax`; equals in no certain order.
+        """The n best outputs of every example, in descending order; ties may come in any order.
 
         Args:
             n: How many, at least 1.
@@ -118,7 +118,7 @@ class Chain(Labelled, Indexed):
         return nbest(restricted["emission"], restricted["transition"], real.sum(1).cpu(), n)
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each state at each position, ``[B, N, K]``."""
+        """Margins of each state at each position, ``[B, N, K]``."""
         restricted = self.restricted(potentials)
         emission, transition = restricted["emission"], restricted["transition"]
         if not self.shared:  # by the child: the first position has none
@@ -206,7 +206,7 @@ class Chain(Labelled, Indexed):
         return places if self.shared else {**places, "transition": real[:, 1:, None, None]}
 
     def extends(self, other: Structure) -> bool:
-        """Also a chain of more states; the first ones are those of ``other``."""
+        """Whether ``other`` is this chain restricted to its first states."""
         if not isinstance(other, Chain):
             return False
         mine, theirs = self.transitions, other.transitions

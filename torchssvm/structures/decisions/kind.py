@@ -1,6 +1,6 @@
 """Decisions for the compiled loop: a row of features for each variable, or one for all.
 
-Each oracle is a kind. Ties are those of the oracles' ``solve``.
+Each oracle is a kind and breaks ties as its ``solve`` does.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ for _kind in (Paths, Selections, Knapsacks, Trees, Assignments):
 
 
 ORACLES = (Assignment, Knapsack, Selection, ShortestPath, SpanningTree)
-"""Those that kernels can call."""
+"""Oracles with a compiled kernel."""
 
 
 class DecisionAdapter(HeadAdapter):

@@ -1,4 +1,4 @@
-"""What solves the problem of a decision: an oracle, and the oracle made of a function."""
+"""Oracles that solve decision problems; a function can serve as one."""
 
 from __future__ import annotations
 

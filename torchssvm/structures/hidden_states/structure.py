@@ -91,7 +91,7 @@ class HiddenStates(Around):
 
     @property
     def num_labels(self) -> int:
-        """How many labels there are."""
+        """L, the number of labels."""
         return int(self.shows.max()) + 1
 
     def observe(self, states: Tensor) -> Tensor:
@@ -162,14 +162,14 @@ class HiddenStates(Around):
         return output.states if isinstance(output, Completed) else output
 
     def loss(self, labeling: Tensor | Completed, target: Completed) -> Tensor:
-        """What states that show wrong labels cost, ``[B]``."""
+        """The cost of states that show wrong labels, ``[B]``."""
         states = self._inner(labeling)
         return self.structure.loss(
             torch.where(self._shown(states, target.observed), target.states, states), target.states
         )
 
     def loss_potentials(self, target: Completed) -> tuple[Tensor | Parts, Tensor]:
-        """Those of the structure, and 0 for states that show the right label."""
+        """The structure's costs, and 0 for states that show the right label."""
         delta, constant = self.structure.loss_potentials(target.states)
         if isinstance(delta, Tensor):
             return delta * self._wrong(target.observed, delta), constant

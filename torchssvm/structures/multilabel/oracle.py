@@ -146,7 +146,7 @@ def without_masks(unary: Tensor, weights: Tensor) -> Tensor:
 
 
 def by_first(pairs: Tensor, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the pairs of each first label begin, ``[K + 1]``, and their second labels ``[P]``, of pairs ``[2, P]``."""
+    """Offsets of each first label, ``[K + 1]``, and the second labels ``[P]``, of pairs ``[2, P]``."""
     first, other = pairs.cpu().numpy()
     return np.searchsorted(first, np.arange(num_labels + 1)), np.ascontiguousarray(other)
 

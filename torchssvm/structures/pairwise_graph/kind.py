@@ -27,7 +27,7 @@ from torchssvm.structures.pairwise_graph.structure import GraphLabels
 class LabelledGraphs(NamedTuple):
     """Graphs with their :class:`~torchssvm.structures.pairwise_graph.plan.Plans`.
 
-    ``limits`` ``[3]`` are those of the oracle: rounds of messages, rounds with cycles, and branches.
+    ``limits`` ``[3]`` of the oracle: rounds of messages, rounds with cycles, and branches.
     """
 
     links: Any

@@ -1,6 +1,6 @@
 """Rankings for the compiled loop: a row of features for each document.
 
-The target's labels are -1: its parts are a mean of orders, and no order. Ties are those of the measures' own oracles.
+The target's labels are -1: its parts are a mean of orders. Ties are broken as in the measures' oracles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How good a ranking is: by pairs, and by the places of documents."""
+"""Measures of rankings: swapped pairs, and gains by place."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _count_up_to(places: Tensor, chosen: Tensor) -> Tensor:
 
 
 def count_others(grades: Tensor) -> tuple[Tensor, Tensor]:
-    """How many documents of a lower and of a higher grade each document has beside it, ``[B, N]`` int64 each."""
+    """Numbers of documents of a lower and of a higher grade, for each document: ``[B, N]`` int64 each."""
     ordered = grades.sort(1).values
     below = torch.searchsorted(ordered, grades)
     higher = grades.shape[1] - torch.searchsorted(ordered, grades, right=True)
@@ -68,7 +68,7 @@ def count_others(grades: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class RankingMeasure(ABC):
-    """What a ranking costs, how it is scored, and the oracle that finds the worst one.
+    """Loss and score of a ranking, and the oracle of the worst one.
 
     A ranking is the place of each document, int64 ``[B, N]``, 0 on top, -1 in the padding. Its score is
     ``sum_d weights[place_d] s_d`` with weights that fall from the top down, so that documents sorted by their scores
@@ -100,7 +100,7 @@ class RankingMeasure(ABC):
 
     @abstractmethod
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
-        """What the output costs, ``[B]`` float64, at least 0; 0 for every order by descending level."""
+        """The loss of the output, ``[B]`` float64, at least 0; 0 for every order by descending level."""
 
     @abstractmethod
     def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
@@ -158,11 +158,11 @@ class ByPlace(RankingMeasure):
 
     @abstractmethod
     def discount(self, places: Tensor) -> Tensor:
-        """What a document at each place counts, float64; falling from the top down. ``places`` are 0 or more."""
+        """The discount of each place, float64, descending. ``places`` are 0 or more."""
 
     @abstractmethod
     def gain(self, grades: Tensor) -> Tensor:
-        """What each grade gains, ``[B, N]`` float64, at least 0; not normalised. ``grades`` are 0 or more."""
+        """The gain of each grade, ``[B, N]`` float64, at least 0; not normalised. ``grades`` are 0 or more."""
 
     @override
     def check(self, grades: Tensor) -> None:
@@ -191,7 +191,7 @@ class ByPlace(RankingMeasure):
         return torch.empty_like(order).scatter_(1, order, place_of(costs, real))
 
     def relative_gain(self, grades: Tensor) -> Tensor:
-        """What each document gains, relative to the most that all can, ``[B, N]`` float64; 0 in the padding."""
+        """The gain of each document over the largest possible total, ``[B, N]`` float64; 0 in the padding."""
         gain = self.gain(grades.clamp(min=0)).masked_fill(grades < 0, 0.0)
         places = torch.arange(grades.shape[1], device=grades.device)
         return gain / (gain.sort(1, descending=True).values * self.discount(places)).sum(1, keepdim=True)
@@ -300,7 +300,7 @@ class PairSwaps(RankingMeasure):
         return torch.stack([2 * places, 2 * places + 1], 2).masked_fill(~real, -1)
 
     def swaps(self, labeling: Tensor, grades: Tensor) -> tuple[Tensor, Tensor]:
-        """How many less relevant documents stand above each document, and how many more relevant ones below it."""
+        """Numbers of less relevant documents above each document, and of more relevant ones below it."""
         return count_swaps(labeling[..., 0], labeling[..., 1], grades)
 
     @override

@@ -75,7 +75,7 @@ class Ranking(Structure):
         return Decoding(self.measure.worst(scores, target.grades))
 
     def signed(self, name: str) -> bool:
-        """What is ranked above others counts for, and the others against."""
+        """Weights of scores are positive near the top and negative below."""
         return True
 
     @override

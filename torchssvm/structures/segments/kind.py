@@ -21,7 +21,7 @@ from torchssvm.structures.segments.oracle import best_segments
 
 
 class Segmentations(NamedTuple):
-    """What all examples share: ``least`` ``[K]`` int64, the smallest durations, K, and the structure's settings."""
+    """The structure's settings: ``least`` ``[K]`` int64 are the smallest durations, and ``labels`` is K."""
 
     least: Any
     labels: int

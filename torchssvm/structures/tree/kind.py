@@ -29,8 +29,8 @@ class Trees(NamedTuple):
     """The tree of all examples, of which each has the first nodes."""
 
     parent: Any  # ``[N]`` int64, -1 at roots
-    # whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs are those of node v and its
-    # parent, by the state of the parent
+    # whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs belong to the edge above
+    # node v, by the state of its parent
     shared: bool
     states: int  # K
 
@@ -123,7 +123,7 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 
 @with_links
 class Forests(NamedTuple):
-    """Forests: edge v of an example is that of node v and its parent; ``parent`` ``[E]`` is int64, -1 at roots."""
+    """Forests: edge v of an example joins node v and its parent; ``parent`` ``[E]`` is int64, -1 at roots."""
 
     links: Any
     parent: Any
