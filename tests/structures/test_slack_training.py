@@ -137,9 +137,7 @@ def test_a_path_begins_where_its_gap_is_small():
         bound = start_at_largest_lam(problem.head, dual, Items(problem), tolerance=0.05)
         truth.lam = dual.lam
         assert float(dual.gap_estimates.sum()) <= bound + 1e-9
-        certificate = certify(
-            problem.head, dual, problem.everything()
-        )  # of the dual; its weights wait for the next step
+        certificate = certify(problem.head, dual, problem.everything())  # the weights wait for the next step
         assert certificate.dual <= truth.optimum() + 1e-7
         assert dual.recomputed is not None
         assert -1e-9 <= truth.primal(flat(dual.recomputed)) - certificate.dual <= bound + 1e-9

@@ -316,23 +316,13 @@ class LinearHead(Head):
 
     _version = 2
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
         version = local_metadata.get("version", self._version)  # a plain dict, made by hand, has none
         if version == self._version:
-            super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-            )
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
             return
-        error_msgs.append(
+        errors: list[str] = rest[-1]
+        errors.append(
             f"version {version} of the state is not {self._version} of {type(self).__name__}, which stores weights "
             f"{'[out, in]' if self._version == 2 else '[in, out]'}: load them, transposed, from a plain dict"
         )

@@ -85,9 +85,8 @@ def test_training_reaches_the_optimum_within_the_bounds(storage, direction, orac
     assert certificate.dual - rounding <= best <= certificate.primal + rounding
     learned = flat(problem.head.parameters()).numpy()
     assert (learned >= lower).all()
-    assert (
-        problem.lam / 2 * float(((learned - weights) ** 2).sum()) <= certificate.gap + 10 * rounding
-    )  # strong convexity
+    strong_convexity = problem.lam / 2 * float(((learned - weights) ** 2).sum())
+    assert strong_convexity <= certificate.gap + 10 * rounding
 
 
 def test_without_bounds_the_error_says_what_to_do():
