@@ -59,15 +59,15 @@ def test_the_n_best_of_all(problem, n):
             for labels in structure.enumerate(potentials)
         }
         expected = sorted(values.values(), reverse=True)[:n]
-        at = len(expected)
-        assert result.values[row, :at].tolist() == pytest.approx(expected, abs=1e-5)
+        count = len(expected)
+        assert result.values[row, :count].tolist() == pytest.approx(expected, abs=1e-5)
         listed = [tuple(labels) for labels in result.labelings[row].tolist()]
-        assert len(set(listed[:at])) == at
-        assert [values[labels] for labels in listed[:at]] == pytest.approx(expected, abs=1e-5)
+        assert len(set(listed[:count])) == count
+        assert [values[labels] for labels in listed[:count]] == pytest.approx(expected, abs=1e-5)
         assert values[tuple(best[row].tolist())] == pytest.approx(expected[0], abs=1e-5)
-        assert bool((result.labelings[row, at:] == -1).all())
+        assert bool((result.labelings[row, count:] == -1).all())
         assert bool((result.labelings[row, :, size:] == -1).all())
-        assert bool((result.values[row, at:] == -torch.inf).all())
+        assert bool((result.values[row, count:] == -torch.inf).all())
 
 
 CHAIN = {"emission": torch.zeros(1, 2, 2), "transition": torch.zeros(1, 2, 2)}
@@ -79,11 +79,11 @@ NAN = {"emission": torch.full((1, 2, 2), torch.nan)}
     "structure, tensors, lengths, n, argument",
     [
         (Chain(2), CHAIN, None, 0, "n="),
-        (Chain(2), CHAIN | NAN, None, 1, "NaN|finite"),
+        (Chain(2), CHAIN | NAN, None, 1, "potentials"),
         (Chain(2), CHAIN | {"transition": torch.zeros(1, 3, 3)}, None, 1, "transition"),
         (Chain(2), CHAIN, torch.tensor([3]), 1, "lengths"),
         (Segments(2, 2), FRAMES, None, 0, "n="),
-        (Segments(2, 2), FRAMES | NAN, None, 1, "emission"),
+        (Segments(2, 2), FRAMES | NAN, None, 1, "potentials"),
     ],
 )
 def test_what_does_not_fit_is_refused(structure, tensors, lengths, n, argument):

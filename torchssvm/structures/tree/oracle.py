@@ -49,15 +49,11 @@ def max_sum_tree(
 
 
 def _fake(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check(node, edge, parent, lengths)
-    return node.new_empty(node.shape[:2], dtype=torch.int64), node.new_empty(node.shape[0])
-
-
-def _check(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> None:
     check_operands(node=(node, "BNK"), edge=(edge, (*"BN"[: edge.ndim - 2], "K", "K")))
     check_int64(parent, "parent", node.shape[:2] if parent.ndim == 2 else node.shape[1:2])
     if lengths is not None:
         check_length_form(lengths, len(node))
+    return node.new_empty(node.shape[:2], dtype=torch.int64), node.new_empty(node.shape[0])
 
 
 def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -87,7 +83,7 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
 
 
 def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check(node, edge, parent, lengths)
+    _fake(node, edge, parent, lengths)
     fits = node.shape[2] < 2**15 and node.shape[0] > 0  # back-pointers are int16
     if fits and triton_available() and compiles(node, edge):
         from torchssvm.structures.tree.triton import max_sum_tree_triton
