@@ -42,15 +42,15 @@ def test_certificates_are_bounds_and_are_not_called_exact(seed, kind, looseness)
     for rows in ([0], [1, 2], [3, 4, 0], [2], [1, 1]):
         adversary.floor = lambda best: 0.5 * best
         training.step(rows)
-        found = certify(training.head, training.dual, problem.everything(2))  # the oracle errs here too
+        certificate = certify(training.head, training.dual, problem.everything(2))  # the oracle errs here too
         primal = truth.primal(training.weights())
-        assert not found.exact
-        assert found.primal == pytest.approx(primal + looseness, abs=1e-9)
-        assert found.dual == pytest.approx(training.dual.value(), abs=1e-9)
-        assert 0 <= found.dual <= primal + 1e-9
-        assert found.gap == pytest.approx(found.primal - found.dual, abs=1e-12)
+        assert not certificate.exact
+        assert certificate.primal == pytest.approx(primal + looseness, abs=1e-9)
+        assert certificate.dual == pytest.approx(training.dual.value(), abs=1e-9)
+        assert 0 <= certificate.dual <= primal + 1e-9
+        assert certificate.gap == pytest.approx(certificate.primal - certificate.dual, abs=1e-12)
         # What the outputs themselves reach is no bound: the sum of their gaps is never more than the true gap.
-        assert float(training.dual.gap_estimates.sum()) <= found.gap + 1e-9
+        assert float(training.dual.gap_estimates.sum()) <= certificate.gap + 1e-9
 
 
 def test_without_a_bound_nothing_is_certified_or_trained():
@@ -74,16 +74,16 @@ def test_without_a_bound_nothing_is_certified_or_trained():
 def test_one_inexact_batch_makes_the_certificate_inexact():
     class Sometimes(Multiclass):
         def augmented_argmax(self, potentials, target):
-            found = super().augmented_argmax(potentials, target)
-            return found if 0 in target else found._replace(bound=found.value + 1.0, exact=False)
+            certificate = super().augmented_argmax(potentials, target)
+            return certificate if 0 in target else certificate._replace(bound=certificate.value + 1.0, exact=False)
 
     x, y = torch.randn(6, 3), torch.tensor([0, 0, 1, 1, 0, 0])
     head = LinearMulticlass(3, 2, structure=Sometimes(2))
     dual = DualState.for_head(head, 6, 0.1)
     batches = [Batch(x[i : i + 2], y[i : i + 2], torch.arange(i, i + 2)) for i in (0, 2, 4)]
-    found = certify(head, dual, batches)
-    assert not found.exact
-    assert found.primal == pytest.approx(1.0 + 2 / 6)
+    certificate = certify(head, dual, batches)
+    assert not certificate.exact
+    assert certificate.primal == pytest.approx(1.0 + 2 / 6)
     head.structure = Multiclass(2)
     assert certify(head, DualState.for_head(head, 6, 0.1), batches).exact
 
@@ -94,8 +94,8 @@ def test_no_known_gap_does_not_end_the_drawing():
     adversary = problem.head.structure = Adversary(problem.structure)
     adversary.floor = lambda best: 0 * best
     training = problem.train()
-    found = certify(training.head, training.dual, problem.everything())
-    assert training.dual.gap_estimate == 0.0 < found.gap
+    certificate = certify(training.head, training.dual, problem.everything())
+    assert training.dual.gap_estimate == 0.0 < certificate.gap
     for order in (None, LargestGap()):
         drawn = [i for rows in GapBatchSampler(training.dual, batch_size=2, order=order) for i in rows]
         assert len(drawn) == 6

@@ -10,7 +10,7 @@ from torchssvm.core.max_oracle import find_corner
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_default_dtype_changes_no_bit(kind):
-    found = []
+    results = []
     before = torch.get_default_dtype()
     try:
         for dtype in (torch.float32, torch.float64):
@@ -25,9 +25,9 @@ def test_the_default_dtype_changes_no_bit(kind):
                 numbers += [constant, *(delta.values() if isinstance(delta, dict) else [delta])]
             except NotImplementedError:
                 pass
-            found.append(numbers)
+            results.append(numbers)
     finally:
         torch.set_default_dtype(before)
-    for single, double in zip(*found, strict=True):
+    for single, double in zip(*results, strict=True):
         assert single.dtype == torch.float64
         assert torch.equal(single, double)

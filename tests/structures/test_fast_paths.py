@@ -66,17 +66,17 @@ def test_the_box_qp_without_its_matrix(dtype, sweeps, plain):
         gradient[3] = 0.0  # a block along which no weight moves
     values = torch.rand(9, generator=random, dtype=torch.float64) * 4 - 0.5
     values[3] = 0.25
-    found = solve_batch(gradients, values, 0.7, sweeps, factor=0.5)
+    solution = solve_batch(gradients, values, 0.7, sweeps, factor=0.5)
     other = plain(lambda: solve_batch(gradients, values, 0.7, sweeps, factor=0.5))
     matrix = 0.7 * gram(gradients, torch.arange(9))
-    close(found.gammas, solve_box_qp(matrix, values, sweeps), dtype)
-    close(found.gammas, other.gammas, dtype)
-    for gradient, mine, others in zip(gradients, found.combined, other.combined, strict=True):
-        close(mine, 0.5 * torch.einsum("r,r...->...", found.gammas.to(dtype), gradient), dtype)
+    close(solution.gammas, solve_box_qp(matrix, values, sweeps), dtype)
+    close(solution.gammas, other.gammas, dtype)
+    for gradient, mine, others in zip(gradients, solution.combined, other.combined, strict=True):
+        close(mine, 0.5 * torch.einsum("r,r...->...", solution.gammas.to(dtype), gradient), dtype)
         close(mine, others, dtype)
-    expected = sum(float(part.double().square().sum()) for part in found.combined)
-    assert found.squared_norm == pytest.approx(expected, rel=1e-5)
-    assert found.squared_norm == pytest.approx(other.squared_norm, rel=1e-4)
+    expected = sum(float(part.double().square().sum()) for part in solution.combined)
+    assert solution.squared_norm == pytest.approx(expected, rel=1e-5)
+    assert solution.squared_norm == pytest.approx(other.squared_norm, rel=1e-4)
 
 
 @DTYPES
@@ -99,8 +99,8 @@ def test_the_linear_chain(dtype, options, positions, plain):
         close(tensor, theirs[name], dtype)
     for a, b in zip([*gradients, *each], [*others, *every], strict=True):
         close(a, b, dtype)
-    for total, found in zip(gradients[1:], each, strict=True):
-        close(total, found.sum(0), dtype)
+    for total, result in zip(gradients[1:], each, strict=True):
+        close(total, result.sum(0), dtype)
     assert torch.autograd.gradcheck(
         lambda e: head.double()(e, batch.lengths)["emission"], x.detach().double().requires_grad_()
     )
@@ -152,8 +152,8 @@ def test_labelings_that_are_none_are_not_used_as_indices(bad, plain):
         except (IndexError, RuntimeError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
 
-    found, other = run(), plain(run)
-    assert found == (other if isinstance(other, str) else pytest.approx(other))
+    result, other = run(), plain(run)
+    assert result == (other if isinstance(other, str) else pytest.approx(other))
 
 
 @DTYPES

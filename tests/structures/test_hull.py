@@ -156,10 +156,10 @@ def test_duals_are_below_the_optimum_over_all_outputs(kind):
         for _ in range(2):
             for _ in range(4):
                 training.run(torch.randperm(problem.n, generator=random).split(2))
-            found = certify(problem.head, training.dual, problem.everything())
+            certificate = certify(problem.head, training.dual, problem.everything())
             primal = truth.primal(training.weights())
-            assert found.dual <= best + 1e-7, (seed, storage)
-            assert found.primal >= primal - 1e-7, (seed, storage)
-            assert found.primal <= primal + 1e-7 or not found.exact, (seed, storage)
-        moved = max(moved, found.dual / max(best, 1e-12))
+            assert certificate.dual <= best + 1e-7, (seed, storage)
+            assert certificate.primal >= primal - 1e-7, (seed, storage)
+            assert certificate.primal <= primal + 1e-7 or not certificate.exact, (seed, storage)
+        moved = max(moved, certificate.dual / max(best, 1e-12))
     assert moved > 0.5  # the duals come near the optimum, and would be above it if they could

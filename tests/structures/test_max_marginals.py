@@ -47,14 +47,14 @@ def graphs(oracle=None):
 def assert_margins(structure, potentials, outputs):
     """Against all outputs, with known scores; parts that an output has not add nothing, not even an infinite score."""
     known = structure.known_scores(potentials) or {}
-    (name, _), there = next(iter(potentials.tensors.items())), structure.state_parts[1]
+    (name, _), present = next(iter(potentials.tensors.items())), structure.state_parts[1]
     values, has = [], []
     for output in outputs:
         parts = conform(structure.parts(output), potentials, "parts")
-        scores = {key: held + known.get(key, 0.0) for key, held in potentials.tensors.items()}
+        scores = {key: stored + known.get(key, 0.0) for key, stored in potentials.tensors.items()}
         terms = [torch.where(part == 0, 0.0, part * scores[key]).flatten(1).sum(1) for key, part in parts.items()]
         values.append(sum(terms))
-        has.append(parts[name] == there)
+        has.append(parts[name] == present)
     has = torch.stack(has)
     each = torch.stack(values).view(*has.shape[:2], *[1] * (has.ndim - 2))
     best, without = (torch.where(where, each, -torch.inf).amax(0) for where in (has, ~has))
@@ -95,14 +95,14 @@ def test_known_costs_count():
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_events_of_torch_struct(case):
     structure, potentials = case.structure, case.draw(7)
-    found = structure.max_marginals(potentials)
+    margins = structure.max_marginals(potentials)
     for row in range(3):
         box = tuple(slice(n) for n in case.shape(int(potentials.lengths[row])))
         alone = Potentials(potentials.single[row][box].unsqueeze(0))
         outputs = case.outputs(int(potentials.lengths[row]))
         assert_margins(structure, alone, [output.unsqueeze(0) for output in outputs])
-        torch.testing.assert_close(found[row][box], structure.max_marginals(alone)[0])
-        assert not bool(found[row].sum() - found[row][box].sum() > 0.0)  # nothing in the padding
+        torch.testing.assert_close(margins[row][box], structure.max_marginals(alone)[0])
+        assert not bool(margins[row].sum() - margins[row][box].sum() > 0.0)  # nothing in the padding
 
 
 def test_a_structure_around_another_has_those_of_the_other():

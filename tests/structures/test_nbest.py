@@ -50,24 +50,24 @@ def problems(draw):
 @given(problems(), st.integers(1, 9))
 def test_the_n_best_of_all(problem, n):
     structure, potentials = problem
-    found, best = structure.nbest(potentials, n), structure.argmax(potentials).labeling
-    assert found.labelings.shape == (potentials.batch_size, n, potentials["emission"].shape[1])
-    assert isinstance(structure, Segments) or torch.equal(found.labelings[:, 0], best)
+    result, best = structure.nbest(potentials, n), structure.argmax(potentials).labeling
+    assert result.labelings.shape == (potentials.batch_size, n, potentials["emission"].shape[1])
+    assert isinstance(structure, Segments) or torch.equal(result.labelings[:, 0], best)
     for row, size in enumerate(potentials.lengths.tolist()):
         values = {
             tuple(labels[row].tolist()): float(inner(structure.parts(labels), potentials.tensors)[row])
             for labels in structure.enumerate(potentials)
         }
         expected = sorted(values.values(), reverse=True)[:n]
-        there = len(expected)
-        assert found.values[row, :there].tolist() == pytest.approx(expected, abs=1e-5)
-        listed = [tuple(labels) for labels in found.labelings[row].tolist()]
-        assert len(set(listed[:there])) == there
-        assert [values[labels] for labels in listed[:there]] == pytest.approx(expected, abs=1e-5)
+        count = len(expected)
+        assert result.values[row, :count].tolist() == pytest.approx(expected, abs=1e-5)
+        listed = [tuple(labels) for labels in result.labelings[row].tolist()]
+        assert len(set(listed[:count])) == count
+        assert [values[labels] for labels in listed[:count]] == pytest.approx(expected, abs=1e-5)
         assert values[tuple(best[row].tolist())] == pytest.approx(expected[0], abs=1e-5)
-        assert bool((found.labelings[row, there:] == -1).all())
-        assert bool((found.labelings[row, :, size:] == -1).all())
-        assert bool((found.values[row, there:] == -torch.inf).all())
+        assert bool((result.labelings[row, count:] == -1).all())
+        assert bool((result.labelings[row, :, size:] == -1).all())
+        assert bool((result.values[row, count:] == -torch.inf).all())
 
 
 CHAIN = {"emission": torch.zeros(1, 2, 2), "transition": torch.zeros(1, 2, 2)}
@@ -76,16 +76,16 @@ NAN = {"emission": torch.full((1, 2, 2), torch.nan)}
 
 
 @pytest.mark.parametrize(
-    "structure, tensors, lengths, n, words",
+    "structure, tensors, lengths, n, argument",
     [
-        (Chain(2), CHAIN, None, 0, "n=0"),
-        (Chain(2), CHAIN | NAN, None, 1, "not finite|NaN"),
+        (Chain(2), CHAIN, None, 0, "n="),
+        (Chain(2), CHAIN | NAN, None, 1, "potentials"),
         (Chain(2), CHAIN | {"transition": torch.zeros(1, 3, 3)}, None, 1, "transition"),
         (Chain(2), CHAIN, torch.tensor([3]), 1, "lengths"),
-        (Segments(2, 2), FRAMES, None, 0, "n=0"),
-        (Segments(2, 2), FRAMES | NAN, None, 1, "emission that is NaN"),
+        (Segments(2, 2), FRAMES, None, 0, "n="),
+        (Segments(2, 2), FRAMES | NAN, None, 1, "potentials"),
     ],
 )
-def test_what_does_not_fit_is_refused(structure, tensors, lengths, n, words):
-    with pytest.raises(ValueError, match=words):
+def test_what_does_not_fit_is_refused(structure, tensors, lengths, n, argument):
+    with pytest.raises(ValueError, match=argument):
         structure.nbest(Potentials(tensors, lengths), n)

@@ -11,12 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchssvm.core import launch
+from torchssvm.structures import (
+    best_label_sets,
+    best_matching,
+    max_sum_grid,
+    max_sum_tree,
+    min_cut,
+    roof_dual,
+    semi_markov,
+    viterbi,
+)
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
-from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
+from torchssvm.structures.chain.oracle import viterbi_torch
 from torchssvm.structures.chain.sum_product import sum_product
-from torchssvm.structures.multilabel.oracle import best_label_sets
-from torchssvm.structures.pose.oracle import max_sum_grid
-from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch
+from torchssvm.structures.tree.oracle import max_sum_tree_torch
 
 module = importlib.import_module("torchssvm.structures.chain.oracle")  # the function of the same name hides it
 
@@ -89,13 +97,13 @@ def test_large_state_spaces_equal_torch():
 @pytest.mark.parametrize("axes", ["shared", "chain", "position"])
 def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     emission, transition, lengths = chains(5, 40, 9, 7, axes, integers=True)
-    found = viterbi(emission, transition, lengths)
+    decoded = viterbi(emission, transition, lengths)
     torch.set_num_threads(1)
-    assert_same(viterbi(emission, transition, lengths), found)
+    assert_same(viterbi(emission, transition, lengths), decoded)
     monkeypatch.setattr(launch, "CACHE", 0)
     monkeypatch.setattr(launch, "BLOCK", 100)
     torch.set_num_threads(2)
-    assert_same(viterbi(emission, transition, lengths), found)
+    assert_same(viterbi(emission, transition, lengths), decoded)
 
 
 @pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
@@ -155,41 +163,71 @@ def test_scores_of_any_floating_dtype(name):
     tolerance = 0.02 if name == "sum_product" else 0.0
     mixed = [scores[0], *(tensor.double() for tensor in scores[1:])]
     for others in ([tensor.half() for tensor in scores], mixed):
-        for found, wanted in zip(decode(*others, *rest), expected, strict=True):
-            torch.testing.assert_close(found.to(wanted.dtype), wanted, rtol=0, atol=tolerance)
+        for result, wanted in zip(decode(*others, *rest), expected, strict=True):
+            torch.testing.assert_close(result.to(wanted.dtype), wanted, rtol=0, atol=tolerance)
 
 
 @each_operator
 def test_threads_change_no_bit_of_an_operator(name, two_threads):
     decode, scores, rest = drawn(name)
-    found = decode(*scores, *rest)
+    labels = decode(*scores, *rest)
     torch.set_num_threads(1)
-    assert_same(decode(*scores, *rest), found)
+    assert_same(decode(*scores, *rest), labels)
 
 
 @each_operator
 def test_an_operator_takes_a_batch_of_none(name):
     decode, scores, rest = drawn(name, 0)
-    assert [len(found) for found in decode(*scores, *rest)] == [0] * len(drawn(name)[0](*scores, *rest))
+    assert [len(result) for result in decode(*scores, *rest)] == [0] * len(drawn(name)[0](*scores, *rest))
 
 
-EMISSION, TRANSITION, LENGTHS = CHAINS = chains(1)
-REFUSED = [
-    (viterbi, CHAINS, 0, EMISSION[0], "emission"),
-    (viterbi, (EMISSION, TRANSITION, None), 0, EMISSION[:, :0], "emission"),
-    *((viterbi, CHAINS, 1, wrong, "transition") for wrong in (TRANSITION[1:], TRANSITION[:, 1:])),
-    *((viterbi, CHAINS, 1, TRANSITION.expand(*by, 3, 3), "transition") for by in ([2], [3, 5])),
-    *((viterbi, CHAINS, 2, wrong, "lengths") for wrong in (LENGTHS[:2], LENGTHS.int(), LENGTHS.double())),
-    *((viterbi, CHAINS, 2, torch.tensor([5, length, 2]), "lengths") for length in (0, -1, 6)),
-    (best_label_sets, (torch.zeros(2, 3), torch.zeros(3)), 0, torch.zeros(3), "unary"),
-    (best_label_sets, (torch.zeros(2, 3), torch.zeros(3)), 1, torch.zeros(4), "pairwise"),
-]
+def zeros(*sizes):
+    return torch.zeros(sizes)
 
 
-@pytest.mark.parametrize("decode, good, place, wrong, argument", REFUSED)
-def test_what_does_not_fit_is_refused(decode, good, place, wrong, argument):
-    with pytest.raises(ValueError, match=argument):
-        decode(*good[:place], wrong, *good[place + 1 :])
+def whole(*numbers):
+    return torch.tensor(numbers)
+
+
+DOORS = {  # arguments that fit, by name
+    viterbi: {"emission": zeros(2, 4, 3), "transition": zeros(3, 3), "lengths": whole(4, 2)},
+    max_sum_tree: {
+        "node": zeros(2, 4, 3), "edge": zeros(3, 3), "parent": whole(-1, 0, 0, 1), "lengths": whole(4, 2)
+    },
+    max_sum_grid: {
+        "node": zeros(2, 3, 2, 4), "kinds": zeros(2, 2, 2, 5, 2, 4), "cost_x": zeros(2, 2, 2, 5, 7),
+        "cost_y": zeros(2, 2, 2, 5, 3), "parent": whole(-1, 0, 0),
+    },
+    semi_markov: {
+        "emission": zeros(2, 4, 3), "segment": zeros(2, 5, 3), "least": whole(1, 1, 1), "lengths": whole(4, 2),
+        "target": torch.zeros(2, 4, dtype=torch.int64),
+    },
+    best_label_sets: {"unary": zeros(2, 3), "pairwise": zeros(3)},
+    best_matching: {"scores": zeros(2, 3, 4), "rows": whole(3, 2), "columns": whole(4, 4)},
+    min_cut: {
+        "node": zeros(2, 3), "edge": zeros(2, 1), "edges": whole([[0, 1]], [[0, 1]]), "lengths": whole(3, 2)
+    },
+}  # fmt: skip
+DOORS[roof_dual] = DOORS[min_cut]
+FITTING = [(door, name, value) for door, arguments in DOORS.items() for name, value in arguments.items()]
+WRONG = [
+    *((door, {name: value[None]}) for door, name, value in FITTING),
+    *((door, {name: value.int()}) for door, name, value in FITTING),
+    *((door, {"lengths": whole(4, n)}) for door, good in DOORS.items() if "lengths" in good for n in (0, -1, 5)),
+    (viterbi, {"emission": zeros(2, 0, 3), "lengths": None}),
+    *((viterbi, {"transition": zeros(*sizes)}) for sizes in ((2, 3), (3, 3, 3), (2, 4, 3, 3))),
+    *((max_sum_tree, {"parent": parent}) for parent in (whole(-1, 4, 0, 0), whole(-2, 0, 0, 0), whole(1, 0, 0, 0))),
+    *((max_sum_grid, {"parent": parent}) for parent in (whole(-1, -1, 0), whole(1, 0, 0), whole(-1, 3, 0))),
+    (semi_markov, {"segment": zeros(2, 3, 3)}),
+    *((best_label_sets, {name: -1}) for name in ("max_rounds", "effort")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("door, wrong", WRONG)
+def test_operators_refuse_what_their_kernels_would_read_beyond(door, wrong):
+    door(**DOORS[door])
+    with pytest.raises(ValueError):
+        door(**DOORS[door] | wrong)
 
 
 @pytest.mark.parametrize("ragged", [True, False])
@@ -203,7 +241,7 @@ def test_viterbi_passes_the_checks_of_torch(axes, ragged):
 def test_operators_pass_the_checks_of_torch(name):
     decode, scores, rest = drawn(name)
     torch.library.opcheck(getattr(torch.ops.torchssvm, name).default, (*scores, *rest))
-    assert not any(found.requires_grad for found in decode(scores[0].requires_grad_(), *scores[1:], *rest))
+    assert not any(result.requires_grad for result in decode(scores[0].requires_grad_(), *scores[1:], *rest))
 
 
 @pytest.mark.parametrize("name", ["viterbi", "max_sum_tree"])
@@ -232,11 +270,11 @@ def test_gradients_flow_around_the_labels():
         return (indicators * emission).sum() + value.sum()
 
     emission, transition, lengths = chains(4)
-    found = []
+    results = []
     for function in (hinge, torch.compile(hinge, backend="aot_eager", fullgraph=True)):
         leaf = emission.clone().requires_grad_()
         value = function(leaf, transition, lengths)
         value.backward()
-        found.append((value.detach(), leaf.grad))
-    assert float(found[0][1].sum()) == len(emission) * emission.shape[1]
-    assert_same(*found)
+        results.append((value.detach(), leaf.grad))
+    assert float(results[0][1].sum()) == len(emission) * emission.shape[1]
+    assert_same(*results)

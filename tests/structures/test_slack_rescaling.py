@@ -36,9 +36,9 @@ class Rescaled:
         return SlackRescaling(super().make_structure(), self.oracle)
 
     def augmented_score(self, structure, potentials, labeling, target):
-        own = self.score(structure, potentials, target)
-        product = structure.loss(labeling, target) * (1 + self.score(structure, potentials, labeling) - own)
-        return product + own
+        score = self.score(structure, potentials, target)
+        product = structure.loss(labeling, target) * (1 + self.score(structure, potentials, labeling) - score)
+        return product + score
 
     def difference(self, structure, potentials, labeling, target):
         return scale(super().difference(structure, potentials, labeling, target), structure.loss(labeling, target))
@@ -77,7 +77,7 @@ def test_the_best_sequence_of_every_level(seed, batch, longest, states, shared):
     levels = torch.randint(0, 3, (batch, longest, states), generator=random)
     lengths = torch.randint(1, longest + 1, (batch,), generator=random)
     real = torch.arange(longest) < lengths.unsqueeze(1)
-    found = viterbi_by_level(emission, transition, levels, real)
+    result = viterbi_by_level(emission, transition, levels, real)
     for b in range(batch):
         best: dict[int, tuple[float, tuple[int, ...]]] = {}
         length = int(lengths[b])
@@ -87,11 +87,11 @@ def test_the_best_sequence_of_every_level(seed, batch, longest, states, shared):
                 score += float((transition[b] if shared else transition[b, t])[y[t], y[t + 1]])
             level = sum(int(levels[b, t, y[t]]) for t in range(length))
             best[level] = max(best.get(level, (-torch.inf, y)), (score, y))
-        for level in range(found.scores.shape[1]):
+        for level in range(result.scores.shape[1]):
             expected = best.get(level, (-torch.inf, None))[0]
-            assert float(found.scores[b, level]) == pytest.approx(expected, abs=1e-10)
+            assert float(result.scores[b, level]) == pytest.approx(expected, abs=1e-10)
             if level in best:
-                labels = found.labels(torch.full((batch,), level))[b].tolist()
+                labels = result.labels(torch.full((batch,), level))[b].tolist()
                 assert labels == [*best[level][1], *[-1] * (longest - length)]
 
 
@@ -129,30 +129,24 @@ def test_what_does_not_fit_is_refused(structure, oracle, argument):
         SlackRescaling(structure, oracle)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: BruteForceSearch(0), "most=0"),
-        (lambda: EveryLossLevel(0), "most=0"),
-    ],
-)
-def test_options_must_make_sense(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
+@pytest.mark.parametrize("oracle", [BruteForceSearch, EveryLossLevel])
+def test_options_must_make_sense(oracle):
+    with pytest.raises(ValueError, match="most"):
+        oracle(0)
 
 
 def test_limits_and_costs_without_a_unit():
     structure, potentials, target = chains(0, 1.0, batch=3)
-    with pytest.raises(ValueError, match="most=80"):
+    with pytest.raises(ValueError, match="most"):
         find_corner(SlackRescaling(structure, BruteForceSearch(80)), potentials, target)
     find_corner(SlackRescaling(structure, BruteForceSearch(81)), potentials, target)
-    with pytest.raises(ValueError, match="most=1"):
+    with pytest.raises(ValueError, match="most"):
         find_corner(SlackRescaling(structure, EveryLossLevel(1)), potentials, target)
     weights = torch.ones(3, 4)
     weights[1, 0] = 1.3
     weighted = structure.check_target(WeightedLabels(target, weights), potentials)
     assert int(potentials.lengths[1]) > 1
-    with pytest.raises(ValueError, match=r"costs of rows \[1\]"):
+    with pytest.raises(ValueError, match=r"rows \[1\]"):
         find_corner(SlackRescaling(structure), potentials, weighted)
 
 
@@ -161,7 +155,7 @@ def test_a_structure_that_lists_nothing():
         def enumerate(self, potentials):
             return None
 
-    with pytest.raises(ValueError, match="structure="):
+    with pytest.raises(ValueError, match="structure"):
         find_corner(SlackRescaling(Nothing(4, 2)), Potentials(torch.zeros(1, 4)), torch.tensor([[1, 1, 0, 0]]))
 
 

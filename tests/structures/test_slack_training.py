@@ -78,14 +78,14 @@ def test_to_the_optimum(storage, batch_size, adjoint, make, lam, steps):
         for rows in sampler:
             training.step(rows)
         if training.dual.steps in (4, 40):
-            found = certify(training.head, training.dual, problem.everything(2))
-            assert found.dual <= optimum + 2e-7
-            assert found.primal >= optimum - 1e-7
-    found = certify(training.head, training.dual, problem.everything(2))
-    assert found.exact
-    assert found.dual == pytest.approx(optimum, abs=1e-3)
-    assert 0 <= found.gap < 3e-3
-    assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-9)
+            certificate = certify(training.head, training.dual, problem.everything(2))
+            assert certificate.dual <= optimum + 2e-7
+            assert certificate.primal >= optimum - 1e-7
+    certificate = certify(training.head, training.dual, problem.everything(2))
+    assert certificate.exact
+    assert certificate.dual == pytest.approx(optimum, abs=1e-3)
+    assert 0 <= certificate.gap < 3e-3
+    assert certificate.primal == pytest.approx(truth.primal(training.weights()), abs=1e-9)
 
 
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
@@ -107,11 +107,11 @@ def test_active_sets_and_caches(place):
             value = training.dual.value()
         if k % 5 == 0:
             certify(training.head, training.dual, problem.everything())
-    found = certify(training.head, training.dual, problem.everything(2))
-    assert found.drift < 1e-9
-    assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-9)
-    assert found.dual == pytest.approx(optimum, abs=5e-3)
-    assert found.dual <= optimum + 2e-7
+    certificate = certify(training.head, training.dual, problem.everything(2))
+    assert certificate.drift < 1e-9
+    assert certificate.primal == pytest.approx(truth.primal(training.weights()), abs=1e-9)
+    assert certificate.dual == pytest.approx(optimum, abs=5e-3)
+    assert certificate.dual <= optimum + 2e-7
 
 
 @examples(15)
@@ -137,10 +137,10 @@ def test_a_path_begins_where_its_gap_is_small():
         bound = start_at_largest_lam(problem.head, dual, Items(problem), tolerance=0.05)
         truth.lam = dual.lam
         assert float(dual.gap_estimates.sum()) <= bound + 1e-9
-        found = certify(problem.head, dual, problem.everything())  # of the dual; its weights wait for the next step
-        assert found.dual <= truth.optimum() + 1e-7
+        certificate = certify(problem.head, dual, problem.everything())  # the weights wait for the next step
+        assert certificate.dual <= truth.optimum() + 1e-7
         assert dual.recomputed is not None
-        assert -1e-9 <= truth.primal(flat(dual.recomputed)) - found.dual <= bound + 1e-9
+        assert -1e-9 <= truth.primal(flat(dual.recomputed)) - certificate.dual <= bound + 1e-9
 
 
 @examples(15)
@@ -155,14 +155,14 @@ def test_the_gap_is_exact(seed, kind, storage):
         assert training.dual.value() >= value - 1e-12
         value = training.dual.value()
     w = training.weights()
-    found = certify(training.head, training.dual, problem.everything(2), refresh=False)
-    assert found.primal == pytest.approx(truth.primal(w), abs=1e-10)
-    assert found.dual == pytest.approx(value, abs=1e-10)
+    certificate = certify(training.head, training.dual, problem.everything(2), refresh=False)
+    assert certificate.primal == pytest.approx(truth.primal(w), abs=1e-10)
+    assert certificate.dual == pytest.approx(value, abs=1e-10)
     everything = problem.everything()[0]
     with torch.no_grad():
         total = float(training.loss(apply_head(training.head, everything), everything.y, everything.index))
-    assert total == pytest.approx(found.gap, abs=1e-10)
-    assert float(training.dual.gap_estimates.sum()) == pytest.approx(found.gap, abs=1e-10)
+    assert total == pytest.approx(certificate.gap, abs=1e-10)
+    assert float(training.dual.gap_estimates.sum()) == pytest.approx(certificate.gap, abs=1e-10)
     hinge = StructuredHinge(problem.structure)(apply_head(training.head, everything), everything.y)
     assert float(hinge.detach()) == pytest.approx(truth.hinges(w).mean(), abs=1e-10)
 
@@ -177,9 +177,9 @@ def test_the_gradient_of_the_hinge(seed):
     w = flat(problem.head.parameters()).numpy()
     batch = problem.everything()[0]
     StructuredHinge(problem.structure)(apply_head(problem.head, batch), batch.y).backward()
-    found = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
+    result = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
     best = [truth.changes[i][(truth.losses[i] + truth.changes[i] @ w).argmax()] for i in range(problem.n)]
-    assert found == pytest.approx(sum(best) / problem.n, abs=1e-10)
+    assert result == pytest.approx(sum(best) / problem.n, abs=1e-10)
 
 
 class F1(LabelSets):

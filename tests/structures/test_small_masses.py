@@ -20,13 +20,13 @@ def test_their_losses_are_those_of_their_outputs(kind, dtype):
     target = structure.check_target(target, potentials)
     costs, nothing = loss_by_name(structure, target, potentials)[0], {n: 0 * t for n, t in potentials.tensors.items()}
     cheapest = potentials.replace({**nothing, **{name: -tensor.to(dtype) for name, tensor in costs.items()}})
-    held = as_decoding(structure.argmax(cheapest)).labeling  # the target, as an output
-    found = as_decoding(structure.augmented_argmax(potentials.replace(nothing), target)).labeling
-    loss = structure.loss(found, target).to(torch.float64)
-    assert bool((structure.loss(held, target) == 0).all())
+    stored = as_decoding(structure.argmax(cheapest)).labeling  # the target, as an output
+    labeling = as_decoding(structure.augmented_argmax(potentials.replace(nothing), target)).labeling
+    loss = structure.loss(labeling, target).to(torch.float64)
+    assert bool((structure.loss(stored, target) == 0).all())
     assert bool((loss > 0).any())
-    pairs = zip(tree_tensors(held), tree_tensors(found), strict=True)
-    both = tree_replace(held, [torch.stack(pair, 1) for pair in pairs])
+    pairs = zip(tree_tensors(stored), tree_tensors(labeling), strict=True)
+    both = tree_replace(stored, [torch.stack(pair, 1) for pair in pairs])
     mass = torch.tensor([[0.3, 1e-9]], dtype=torch.float64).expand(B, 2)
     psi = structure.mean_difference(both, -mass, target, potentials)
     told, size = structure.mean_loss(psi, target, potentials)

@@ -91,6 +91,6 @@ def test_where_every_output_is_forbidden_the_value_says_so(kind):
     assert structure.argmax(potentials).value.tolist() == [-torch.inf]
     assert bool(structure.max_marginals(potentials).isnan().all())
     if type(structure).marginals is not Structure.marginals:
-        found = structure.marginals(potentials)
-        assert found.log_partition.tolist() == [-torch.inf]
-        assert all(bool(mean.isnan().all()) for mean in found.parts.values())
+        means = structure.marginals(potentials)
+        assert means.log_partition.tolist() == [-torch.inf]
+        assert all(bool(mean.isnan().all()) for mean in means.parts.values())

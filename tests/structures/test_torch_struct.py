@@ -68,13 +68,13 @@ for _case in CASES:
 @given(seed=SEEDS, kind=st.sampled_from(["normal", "ties"]), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_argmax_is_the_best_of_all_outputs(case, seed, kind, dtype):
     potentials = case.draw(seed, kind, dtype=dtype)
-    found = decode(case.structure, potentials)
-    assert found.dtype == dtype
-    assert not found.requires_grad
-    value = inner({"y": found}, {"y": potentials.single})
-    for row in range(len(found)):
+    labels = decode(case.structure, potentials)
+    assert labels.dtype == dtype
+    assert not labels.requires_grad
+    value = inner({"y": labels}, {"y": potentials.single})
+    for row in range(len(labels)):
         outputs = case.all_outputs(potentials, row)
-        assert is_among(found[row], outputs)
+        assert is_among(labels[row], outputs)
         best = scores_of(outputs, potentials.single[row]).max()
         torch.testing.assert_close(value[row], best, atol=1e-5 if dtype == torch.float32 else 1e-12, rtol=0)
 
@@ -88,15 +88,15 @@ def test_marginals_are_means_over_all_outputs(case, seed, junk, dtype):
     for row, length in enumerate(potentials.lengths.tolist()):
         real = case.embed(torch.ones(1, *case.shape(length)), scores)[0]
         scores[row] = torch.where(real > 0, scores[row], junk)
-    found = case.structure.marginals(Potentials({"y": scores}, potentials.lengths))
-    assert found.parts["y"].dtype == dtype
+    means = case.structure.marginals(Potentials({"y": scores}, potentials.lengths))
+    assert means.parts["y"].dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
     for row in range(len(scores)):
         outputs = case.all_outputs(potentials, row)
         values = scores_of(outputs, potentials.single[row])
         mean = torch.einsum("o,o...->...", values.softmax(0), outputs.double())
-        torch.testing.assert_close(found.parts["y"][row].double(), mean, atol=tolerance, rtol=0)
-        torch.testing.assert_close(found.log_partition[row], values.logsumexp(0), atol=tolerance, rtol=1e-6)
+        torch.testing.assert_close(means.parts["y"][row].double(), mean, atol=tolerance, rtol=0)
+        torch.testing.assert_close(means.log_partition[row], values.logsumexp(0), atol=tolerance, rtol=1e-6)
 
 
 def test_marginals_of_potentials_that_reach_the_sentinels_are_refused():
@@ -128,10 +128,10 @@ def test_padding_never_changes_an_answer(case, seed, kind, junk):
 def test_equal_potentials_give_one_output(case, level, dtype):
     lengths = torch.arange(case.shortest, case.longest + 1)
     potentials = Potentials(torch.full((len(lengths), *case.shape(case.longest)), level, dtype=dtype), lengths)
-    found = decode(case.structure, potentials)
+    labels = decode(case.structure, potentials)
     for row in range(len(lengths)):
-        assert is_among(found[row], case.all_outputs(potentials, row))
-    assert torch.equal(found, decode(case.structure, potentials))
+        assert is_among(labels[row], case.all_outputs(potentials, row))
+    assert torch.equal(labels, decode(case.structure, potentials))
 
 
 @all_cases
@@ -140,12 +140,12 @@ def test_equal_potentials_give_one_output(case, level, dtype):
 def test_large_potentials_stay_clear_of_the_sentinels(case, seed, size, shift):
     potentials = case.draw(seed)
     large = (potentials.single + 5 * shift) * size
-    found = decode(case.structure, Potentials(large, potentials.lengths))
-    for row in range(len(found)):
+    labels = decode(case.structure, Potentials(large, potentials.lengths))
+    for row in range(len(labels)):
         outputs = case.all_outputs(potentials, row)
-        assert is_among(found[row], outputs)
+        assert is_among(labels[row], outputs)
         scores = scores_of(outputs, large[row])
-        value = scores_of(found[row : row + 1], large[row])[0]
+        value = scores_of(labels[row : row + 1], large[row])[0]
         torch.testing.assert_close(value, scores.max(), atol=1e-10 * size, rtol=0)
 
 
@@ -374,12 +374,12 @@ def test_targets_that_are_no_outputs_are_refused_where_asked():
 def test_another_class_is_taken_with_its_convention():
     structure = TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=2)
     potentials = Potentials(torch.ones(2, 5), torch.tensor([1, 3]))
-    found = decode(structure, potentials)
-    assert found.tolist() == [[2, 0, 0, 0, 0], [2, 2, 2, 0, 0]]
-    assert structure.loss(found, torch.zeros(2, 5)).tolist() == [2.0, 6.0]
-    assert torch.equal(structure.check_target(found, potentials), found)
+    labels = decode(structure, potentials)
+    assert labels.tolist() == [[2, 0, 0, 0, 0], [2, 2, 2, 0, 0]]
+    assert structure.loss(labels, torch.zeros(2, 5)).tolist() == [2.0, 6.0]
+    assert torch.equal(structure.check_target(labels, potentials), labels)
     with pytest.raises(ValueError, match="target"):
-        structure.check_target(-found, potentials)
+        structure.check_target(-labels, potentials)
 
 
 def test_potentials_that_are_not_finite_are_refused():

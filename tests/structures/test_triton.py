@@ -42,16 +42,16 @@ def python(*arguments, **environment):
 
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
-    found = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "cases/interpreted_triton.py", TRITON_INTERPRET="1")
-    assert "passed" in found
-    assert "skipped" not in found
+    output = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "cases/interpreted_triton.py", TRITON_INTERPRET="1")
+    assert "passed" in output
+    assert "skipped" not in output
 
 
 def test_kernels_are_assembled_for_real_devices(tmp_path):
     """Triton's compiler needs no device: types, layouts and no fused multiply-add."""
     pytest.importorskip("triton")
-    found = python("-W", "error", "-m", "cases.assembled_triton", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
-    assert "for sm_80, sm_90a, sm_100a" in found
+    output = python("-W", "error", "-m", "cases.assembled_triton", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    assert "for sm_80, sm_90a, sm_100a" in output
 
 
 @pytest.mark.cuda
@@ -131,8 +131,8 @@ def test_decoders_on_cuda_have_the_labels_of_the_cpu(integers, cuda):
         (semi_markov, masked),
         (lambda *scores: best_label_sets(*scores, effort=10**4)[:2], (unary, pairwise)),
     ]:
-        expected, found = decode(*arguments), decode(*(a.cuda() if torch.is_tensor(a) else a for a in arguments))
-        for mine, other in zip(*([r] if torch.is_tensor(r) else r for r in (found, expected)), strict=True):
+        expected, labels = decode(*arguments), decode(*(a.cuda() if torch.is_tensor(a) else a for a in arguments))
+        for mine, other in zip(*([r] if torch.is_tensor(r) else r for r in (labels, expected)), strict=True):
             assert mine.is_cuda
             assert torch.equal(mine.cpu(), other)
 
@@ -143,6 +143,6 @@ def test_decoders_on_cuda_have_the_labels_of_the_cpu(integers, cuda):
 def test_the_box_qp_on_cuda_has_the_bits_of_the_cpu(size, sweeps, cuda):
     factors = torch.randn(size, 5, dtype=torch.float64)
     gram, values = factors @ factors.T, torch.randn(size, dtype=torch.float64)
-    found = box_qp.solve_box_qp(gram.cuda(), values.cuda(), sweeps)
-    assert found.is_cuda
-    assert torch.equal(found.cpu(), box_qp.solve_box_qp(gram, values, sweeps))
+    solution = box_qp.solve_box_qp(gram.cuda(), values.cuda(), sweeps)
+    assert solution.is_cuda
+    assert torch.equal(solution.cpu(), box_qp.solve_box_qp(gram, values, sweeps))

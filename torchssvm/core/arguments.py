@@ -166,13 +166,6 @@ def check_costs(value: Tensor | None, name: str, count: int) -> Tensor | None:
     return costs
 
 
-def check_scores(**scores: Tensor) -> None:
-    """Raise ValueError, with its name, for a tensor of scores that are whole numbers or truth values."""
-    for name, tensor in scores.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be float32 or float64, got {tensor.dtype}: call .float()")
-
-
 def read_numbers(tensor: Tensor) -> list[int] | None:
     """The numbers of a tensor with one axis; None where none can be read: under ``torch.vmap``, in a graph."""
     if plain():

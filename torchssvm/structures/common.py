@@ -1,4 +1,4 @@
-"""What heads and structures share: weights that are zero at the start, weighted labels, and checks of arguments."""
+"""Shared by heads and structures: zero weights, weighted labels, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind |
 def fitting(
     structure: Kind | None, make: Callable[[], Kind], such: str, also: Sequence[str] = (), **settings: Any
 ) -> Kind:
-    """The ``structure`` argument of a head, which must have these settings, or what ``make`` makes where it is None."""
+    """The ``structure`` argument of a head, checked for these settings; ``make()`` for None."""
     if check_structure(structure, such, *settings, *also) is None:
         return make()
     wanted = {name: _plain(value) for name, value in settings.items()}
@@ -105,8 +105,8 @@ class WeightedLabels(NamedTuple):
 def check_shape(value: Any, name: str, *sizes: int | str, bound: dict[str, int] | None = None) -> Tensor:
     """``value``, if it is a dense, real tensor of this shape.
 
-    A size is a number or a letter, which is the same number wherever it stands; ``"N+1"`` is one more, and N is at
-    least 1. ``bound`` holds the letters' numbers from tensor to tensor.
+    A size is a number or a letter, which is the same number wherever it stands; ``"N+1"`` is one more. H, K, N and W
+    are at least 1. ``bound`` holds the letters' numbers from tensor to tensor.
 
     Raises:
         TypeError: ``value`` is not a dense, real tensor.
@@ -116,15 +116,33 @@ def check_shape(value: Any, name: str, *sizes: int | str, bound: dict[str, int] 
     fits = tensor.ndim == len(sizes)
     for size, wanted in zip(tensor.shape, sizes, strict=False):
         if isinstance(wanted, str):
-            letter, _, more = wanted.partition("+")
-            wanted = bound.setdefault(letter, size - int(more or 0)) + int(more or 0)
+            letter, more = wanted[0], int(wanted[1:] or 0)
+            wanted = bound.setdefault(letter, size - more) + more
         fits = fits and size == wanted
-    if not fits or bound.get("N", 1) < 1:
+    if not fits or any(bound.get(letter, 1) < 1 for letter in "HKNW"):
         raise ValueError(f"{name} must be [{', '.join(map(str, sizes))}], got {list(tensor.shape)}")
     return tensor
 
 
-Shape = tuple[int | str, ...]
+def check_fields(x: Any, kind: Any) -> Any:
+    """``x``, a tuple of the fields of ``kind``, as this named tuple; else TypeError."""
+    if not isinstance(x, tuple) or len(x) != len(kind._fields):
+        raise TypeError(f"x must be {kind.__name__}({', '.join(kind._fields)}), got a {type(x).__name__}")
+    return kind(*x)
+
+
+Shape = Sequence[int | str]
+
+
+def check_operands(**scores: tuple[Tensor, Shape]) -> None:
+    """Raise ValueError unless each of an operator's scores is floating and has its shape: see :func:`check_shape`.
+
+    Compiled kernels trust the shapes and would read outside the arrays.
+    """
+    bound: dict[str, int] = {}
+    for name, (tensor, shape) in scores.items():
+        if not check_shape(tensor, name, *shape, bound=bound).is_floating_point():
+            raise ValueError(f"{name} must be float32 or float64, got {tensor.dtype}: call .float()")
 
 
 def check_potentials(potentials: Potentials, shapes: Shape | Mapping[str, Shape]) -> list[Tensor]:
@@ -298,23 +316,13 @@ class LinearHead(Head):
 
     _version = 2
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
         version = local_metadata.get("version", self._version)  # a plain dict, made by hand, has none
         if version == self._version:
-            super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-            )
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
             return
-        error_msgs.append(
+        errors: list[str] = rest[-1]
+        errors.append(
             f"version {version} of the state is not {self._version} of {type(self).__name__}, which stores weights "
             f"{'[out, in]' if self._version == 2 else '[in, out]'}: load them, transposed, from a plain dict"
         )

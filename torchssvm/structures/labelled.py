@@ -1,4 +1,4 @@
-"""What structures of labels share: losses that are costs of wrong labels, and parts that stand at places."""
+"""Shared by structures of labels: costs of wrong labels, and parts at places of the potentials."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64, check_tensor
+from torchssvm.core.arguments import check_int64
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.core.triton_support import fits_triton
-from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_lengths
+from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_lengths, check_shape
 
 Places = list[tuple[str, Tensor, Tensor]]
-"""By name: places in the flattened potentials, ``[B, C, M]``, and which of them are real; a name may come again."""
+"""Potential's name, places in it flattened, ``[B, C, M]``, and a mask of the real ones; names may repeat."""
 
 
 _SIGNS = torch.tensor([1.0, -1.0])  # of a labeling and the target
@@ -42,8 +43,8 @@ class Labelled(Structure):
     def costs(self, target: Any) -> Tensor:
         """The cost of a wrong label at each place: ``[B, N]`` float64, zero in the padding."""
 
+    @override
     def loss(self, labeling: Any, target: Any) -> Tensor:
-        """The costs of the wrong labels, ``[B]`` float64."""
         labels, true = (tree_tensors(each)[0] for each in (labeling, target))
         return (self.costs(target) * (labels != true)).sum(1)
 
@@ -67,10 +68,10 @@ class Labelled(Structure):
         """Costs on a device are made on the CPU, which knows the target."""
         if type(self).loss_potentials is not Labelled.loss_potentials or not fits_triton(psi[self.single]):
             return super().mean_loss(psi, target, potentials)
-        own, labels = psi[self.single], tree_tensors(target)[0]
+        single, labels = psi[self.single], tree_tensors(target)[0]
         from torchssvm.structures.labelled_triton import mean_loss_triton
 
-        mean, sizes = mean_loss_triton(own, labels, upload(self.costs(tree_map(on_host, target)), own.device))
+        mean, sizes = mean_loss_triton(single, labels, upload(self.costs(tree_map(on_host, target)), single.device))
         return mean, sizes
 
 
@@ -78,7 +79,7 @@ class Indexed(Structure):
     """A structure whose parts are indicators, and counts, at places of the potentials."""
 
     tensors = 1
-    """How many tensors of a labeling, and of a target, say its parts."""
+    """Number of leading tensors of a labeling, or target, that determine its parts."""
 
     @abstractmethod
     def _shapes(self, labeling: Any) -> dict[str, tuple[int, ...]]:
@@ -86,27 +87,27 @@ class Indexed(Structure):
 
     @abstractmethod
     def _places(self, *labelings: Tensor) -> Places:
-        """Of the parts of labelings ``[B, C, ...]``."""
+        """Places of the parts of labelings ``[B, C, ...]``."""
 
+    @override
     def parts(self, labeling: Any) -> dict[str, Tensor]:
-        """Indicators of labels, and counts or indicators of pairs."""
         labels = tree_tensors(labeling)[0]
         device, batch = labels.device, len(labels)
         like = {name: torch.zeros(batch, *shape, device=device) for name, shape in self._shapes(labeling).items()}
         return self._add(like, self._stack(labeling), torch.ones(batch, 1, device=device))
 
+    @override
     def difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:
-        """Parts of the labeling less parts of the target."""
         mass = constant(_SIGNS, potentials.device).expand(potentials.batch_size, 2)
         return self._add(zeros_like(potentials), self._stack(labeling, target), mass)
 
+    @override
     def relative_scores(self, labelings: Any, target: Any, potentials: Potentials) -> Tensor:
-        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
         scores = self._scores(self._with_target(labelings, target), potentials)
         return scores[:, :-1] - scores[:, -1:]
 
+    @override
     def mean_difference(self, labelings: Any, mass: Tensor, target: Any, potentials: Potentials) -> Parts:
-        """The mass of each part, less the total mass at the target's."""
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
         return self._add(zeros_like(potentials), self._with_target(labelings, target), mass)
 
@@ -124,7 +125,7 @@ class Indexed(Structure):
     def _with_target(self, labelings: Any, target: Any) -> list[Tensor]:
         """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
         pairs = zip(*(tree_tensors(each)[: self.tensors] for each in (labelings, target)), strict=True)
-        return [torch.cat([held, own.unsqueeze(1)], 1) for held, own in pairs]
+        return [torch.cat([several, true.unsqueeze(1)], 1) for several, true in pairs]
 
     def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
         """The scores of labelings ``[B, C, ...]``: ``[B, C]`` float64."""
@@ -192,21 +193,21 @@ class LabelledGraphs(Labelled):
     normalize: bool
     _target: Callable[..., Any]
 
+    @abstractmethod
     def _fitting(self, potentials: Potentials) -> Any:
         """The potentials, if they are of this kind; else ValueError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _labeling(self, labels: Tensor, edges: Tensor) -> Any:
         """The labeling with these labels."""
-        raise NotImplementedError
 
+    @override
     def resize(self, labelings: Any, target: Any) -> Any:
-        """Stored labelings ``[B, C, ...]``, cropped or padded to the nodes and edges of this batch."""
         pairs = zip(labelings, target[:2], strict=True)
-        return tree_replace(labelings, [fit(held, like.shape[1:], self.padding) for held, like in pairs])
+        return tree_replace(labelings, [fit(stored, like.shape[1:], self.padding) for stored, like in pairs])
 
+    @override
     def costs(self, target: Any) -> Tensor:
-        """The cost of a wrong label at each node, ``[B, N]`` float64."""
         return target.costs
 
     def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Any:
@@ -237,8 +238,8 @@ class LabelledGraphs(Labelled):
         if self.balanced:
             of_class = torch.cat([(weights * (labels == k)).cumsum(1)[:, -1:] for k in range(self._states)], 1)
             present = (of_class > 0).sum(1, keepdim=True)
-            own = of_class.gather(1, labels.clamp(min=0))
-            weights = torch.where(own > 0, weights * total / (own * present), 0.0)
+            of_target = of_class.gather(1, labels.clamp(min=0))
+            weights = torch.where(of_target > 0, weights * total / (of_target * present), 0.0)
         return torch.where(total > 0, weights / total, 0.0) if self.normalize else weights
 
 
@@ -246,26 +247,25 @@ def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
     """The cost of a wrong label at each node, ``[B, N]`` float64: its weight, or 1; 0 beyond an example's nodes."""
     if weights is None:
         return real.to(torch.float64)
-    if check_tensor(weights, "target.weights").shape != real.shape:
-        raise ValueError(f"target has weights {list(weights.shape)}, and labels {list(real.shape)}")
-    costs = weights.to(torch.float64).masked_fill(~real, 0.0)
+    costs = check_shape(weights, "target.weights", *real.shape).to(torch.float64).masked_fill(~real, 0.0)
     wrong = ~((costs >= 0) & torch.isfinite(costs)).all(1)
     reject_rows(wrong, "target has weights that are negative or not finite in {rows}")
     return costs
 
 
-def at_least(found: Decoding, target: Any, own: Tensor) -> Decoding:
-    """``found``, with the target for the examples where it scores more, ``own`` ``[B]`` float64; two tensors each."""
-    assert found.value is not None
-    worse = (found.value < own).unsqueeze(1)
-    pairs = zip(found.labeling, target[:2], strict=True)
-    labeling = type(found.labeling)(*(torch.where(worse, true, held) for held, true in pairs))
-    return found._replace(labeling=labeling, value=torch.maximum(found.value, own))
+def at_least(decoding: Decoding, target: Any, true_score: Tensor) -> Decoding:
+    """``decoding``, with the target where its score ``[B]`` is higher; labelings and target begin with two tensors."""
+    assert decoding.value is not None
+    worse = (decoding.value < true_score).unsqueeze(1)
+    pairs = zip(decoding.labeling, target[:2], strict=True)
+    labeling = type(decoding.labeling)(*(torch.where(worse, true, labels) for labels, true in pairs))
+    return decoding._replace(labeling=labeling, value=torch.maximum(decoding.value, true_score))
 
 
 def with_target(labelings: tuple[Tensor, Tensor], target: Any) -> tuple[Tensor, Tensor]:
     """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
-    first, second = (torch.cat([held, own.unsqueeze(1)], 1) for held, own in zip(labelings, target[:2], strict=True))
+    pairs = zip(labelings, target[:2], strict=True)
+    first, second = (torch.cat([several, true.unsqueeze(1)], 1) for several, true in pairs)
     return first, second
 
 

@@ -19,16 +19,16 @@ def mean_loss_triton(psi: Tensor, labels: Tensor, costs: Tensor) -> Tensor:
     ``psi``, and 0 for the true one of ``labels`` ``[B, N]``; labels below 0 cost nothing.
     """
     batch, longest, states = psi.shape
-    found = torch.empty(2, batch, dtype=torch.float64, device=psi.device)
+    results = torch.empty(2, batch, dtype=torch.float64, device=psi.device)
     with on_device(psi):
         _mean_loss[(batch,)](
-            psi, labels.contiguous(), costs, found, longest, states, block=1024, enable_fp_fusion=False
+            psi, labels.contiguous(), costs, results, longest, states, block=1024, enable_fp_fusion=False
         )
-    return found
+    return results
 
 
 @triton.jit(do_not_specialize=["longest", "states"])
-def _mean_loss(psi, labels, costs, found, longest, states, block: tl.constexpr):
+def _mean_loss(psi, labels, costs, results, longest, states, block: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
     mean = tl.zeros([block], tl.float64)
     sizes = tl.zeros([block], tl.float64)
@@ -40,5 +40,5 @@ def _mean_loss(psi, labels, costs, found, longest, states, block: tl.constexpr):
         term = cost * tl.load(psi + i * longest * states + at, inside, 0.0).to(tl.float64)
         mean -= term
         sizes += tl.abs(term)
-    tl.store(found + i, tl.sum(mean, 0))  # no other program has these places
-    tl.store(found + tl.num_programs(0) + i, tl.sum(sizes, 0))
+    tl.store(results + i, tl.sum(mean, 0))  # no other program has these places
+    tl.store(results + tl.num_programs(0) + i, tl.sum(sizes, 0))

@@ -14,7 +14,7 @@ from torchssvm.core.launch import arrays
 
 @torch.no_grad()
 def tree_margins(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, labels: Tensor) -> Tensor:
-    """For every state of every node, the best score of a labeling with it less that of the best without it.
+    """For every state of every node, the best score with it less the best score without it.
 
     Max-sum from the leaves to the roots and back, in float64 on the CPU; ``-inf`` forbids a state or a pair.
 
@@ -54,7 +54,7 @@ def best_of_others(scores: Tensor) -> Tensor:
 
 
 def margins_of(best: Tensor, without: Tensor, chosen: Tensor) -> Tensor:
-    """The best scores with a part less those without it; not below 0 for the chosen parts, and not above for others.
+    """The best scores with a part less the best without it: at least 0 for chosen parts, at most 0 for others.
 
     They are NaN where no output is possible, and both are ``-inf``.
     """
@@ -86,10 +86,10 @@ def _sweep(best: Any, low: Any, upwards: Any, edge: Any, parent: Any, depth: Any
             if depth[b, v] > 0:
                 u, pairs = parent[b, v], edge[b, v if edge.shape[1] > 1 else 0]
                 for j in range(states):  # all that the parent knows, less what it knows from here
-                    own = upwards[b, v, j]
-                    never = own == -math.inf
+                    message = upwards[b, v, j]
+                    never = message == -math.inf
                     free = low[b, u, j] == (1 if never else 0)
-                    taken[j] = (best[b, u, j] if never else best[b, u, j] - own) if free else -math.inf
+                    taken[j] = (best[b, u, j] if never else best[b, u, j] - message) if free else -math.inf
                 for k in range(states):
                     largest = -math.inf
                     for j in range(states):

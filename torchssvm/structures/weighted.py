@@ -104,7 +104,7 @@ class WeightedStructure(Around):
         return output.value if isinstance(output, Weighted) else output
 
     def argmax(self, potentials: Potentials) -> Any:
-        """As the wrapped structure; TypeError for known scores, whose weight comes with a target."""
+        """Decode as the wrapped structure; TypeError for known scores, which are weighted with the target."""
         if self.known_scores(potentials) is not None:
             raise TypeError(
                 "potentials with known scores have no weight without a target: decode by structure.structure"

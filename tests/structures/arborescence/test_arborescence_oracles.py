@@ -30,11 +30,11 @@ def test_the_best_of_all_arborescences(among, seed, longest, integers):
     scores, lengths = draw(seed, 3, longest, integers)
     heads, value = among.argmax(scores, lengths)
     for b, length in enumerate(lengths.tolist()):
-        found = tuple(heads[b, :length].tolist())
-        assert found in own_outputs(among, length)
+        result = tuple(heads[b, :length].tolist())
+        assert result in own_outputs(among, length)
         total = {y: float(scores[b, range(length), list(y)].sum()) for y in own_outputs(among, length)}
-        assert total[found] == pytest.approx(max(total.values()), abs=1e-12)
-        assert float(value[b]) == pytest.approx(total[found], abs=1e-12)
+        assert total[result] == pytest.approx(max(total.values()), abs=1e-12)
+        assert float(value[b]) == pytest.approx(total[result], abs=1e-12)
         assert heads[b, length:].tolist() == [-1] * (longest - length)
 
 
@@ -58,8 +58,8 @@ def test_long_sentences(seed, longest, single_root, kind):
     assert bool(has_root(heads).all())
     assert bool(is_projective(projective).all())
     assert bool((upper >= lower - 1e-9).all())
-    own = scores.gather(2, heads.clamp(min=0).unsqueeze(2)).squeeze(2).masked_fill(heads < 0, 0.0).sum(1)
-    torch.testing.assert_close(own, upper)
+    arc_scores = scores.gather(2, heads.clamp(min=0).unsqueeze(2)).squeeze(2).masked_fill(heads < 0, 0.0).sum(1)
+    torch.testing.assert_close(arc_scores, upper)
     if single_root:
         assert ((heads == 0).sum(1) == 1).all()
         torch.testing.assert_close(upper, best_of_every_root(scores, lengths))

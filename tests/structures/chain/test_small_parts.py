@@ -11,13 +11,22 @@ from torchssvm import Chain, Potentials
 def test_what_is_added_and_subtracted_leaves_no_rounding(dtype, shared):
     chain = Chain(2, shared=shared)
     target = torch.tensor([[0, 0, 1, 0]])
-    found = torch.tensor([[0, 1, 0, 0]]) if shared else target  # the same pairs at other places
+    labels = torch.tensor([[0, 1, 0, 0]]) if shared else target  # the same pairs at other places
     parts = {
         "emission": torch.full((1, 4, 2), 1e-9, dtype=dtype),
         "transition": torch.full((1, 2, 2) if shared else (1, 3, 2, 2), 1e-9, dtype=dtype),
     }
     before = {name: tensor.clone() for name, tensor in parts.items()}
-    after = chain.add_difference(parts, found, target, Potentials(before))
+    after = chain.add_difference(parts, labels, target, Potentials(before))
     assert torch.equal(after["transition"], before["transition"])
-    same = found == target
+    same = labels == target
     assert torch.equal(after["emission"][same], before["emission"][same])
+
+
+def test_kernels_skip_labels_beyond_the_states():
+    """As of a damaged checkpoint."""
+    potentials = Potentials({"emission": torch.ones(1, 4, 3), "transition": torch.ones(1, 3, 3)})
+    target, labels = torch.zeros(1, 4, dtype=torch.int64), torch.full((1, 1, 4), 2**40)
+    assert Chain(3).relative_scores(labels, target, potentials).tolist() == [[-7.0]]
+    psi = Chain(3).mean_difference(labels, torch.ones(1, 1, dtype=torch.float64), target, potentials)
+    assert float(psi["emission"].sum()) == -4.0

@@ -103,6 +103,6 @@ def test_large_potentials_still_give_a_distribution(scale, dtype):
 def test_long_chains_lose_no_digits():
     emission, transition, _ = draw(0, (1, 3000, 3), 2, torch.float32)
     exact = sum_product(emission.double(), transition.double())
-    found = sum_product(emission, transition)
-    torch.testing.assert_close(found[0].double(), exact[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found[2], exact[2], atol=0, rtol=1e-6)
+    means = sum_product(emission, transition)
+    torch.testing.assert_close(means[0].double(), exact[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(means[2], exact[2], atol=0, rtol=1e-6)

@@ -61,8 +61,8 @@ class DecisionsCase(StructureTestCase):
         return sign * float(potentials["potentials"] @ labeling.to(potentials["potentials"].dtype))
 
     def reference_loss(self, structure, labeling, target):
-        found, best = (float(target.cost @ y.double()) for y in (labeling, target.y))
-        return best - found if structure.oracle.maximize else found - best
+        cost, best = (float(target.cost @ y.double()) for y in (labeling, target.y))
+        return best - cost if structure.oracle.maximize else cost - best
 
     def count(self, structure, potentials, row):
         return len(structure.oracle.decisions(None if potentials.given is None else potentials.given[row].numpy()))

@@ -30,9 +30,9 @@ def compare(oracle, costs, given=None, slack=1e-8):
     rows = range(len(costs))
     listed = [oracle.decisions(None if given is None else given[row]) for row in rows]
     sign = 1.0 if oracle.maximize else -1.0
-    best = np.array([(sign * decisions @ own).max() for own, decisions in zip(costs, listed, strict=True)])
+    best = np.array([(sign * decisions @ one).max() for one, decisions in zip(costs, listed, strict=True)])
     size = np.abs(costs).max(1)
-    assert all((decisions == own).all(1).any() for own, decisions in zip(y, listed, strict=True))
+    assert all((decisions == one).all(1).any() for one, decisions in zip(y, listed, strict=True))
     np.testing.assert_allclose(value, (y * costs).sum(1), rtol=1e-12)
     assert (sign * (value if bound is None else bound) >= best - slack * size).all()
     return ((best - sign * value) / size).max()
@@ -114,15 +114,15 @@ def test_an_integer_program_is_trained_as_the_same_problem_by_dynamic_programmin
     values = x @ torch.randn(3, 5, generator=rng(1)) + 0.5 * torch.randn(12, 5, generator=rng(2))
     capacity = torch.randint(3, 12, (12, 1), generator=rng(3))
     fixed = torch.rand(12, 5, generator=rng(4))
-    found = []
+    results = []
     for oracle in (Knapsack(weights, 6), IntegerProgram([weights], [6], maximize=True)):
         structure = Decisions(oracle)
         problems = DecisionProblems(Situations(x, fixed, capacity), values + fixed, structure)
         head = LinearDecisions(3, structure=structure).double()
         certificate = solve(head, problems, lam=1.0, tolerance=Relative(0.01), progress=False)
         assert certificate.exact
-        found.append((certificate.primal, evaluate(head, structure, problems).loss))
-    assert found[1] == pytest.approx(found[0], rel=0.02)
+        results.append((certificate.primal, evaluate(head, structure, problems).loss))
+    assert results[1] == pytest.approx(results[0], rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
     head = LinearDecisions(2, structure=Decisions(oracle), shared=True, bias=False)
     head.weight.data = torch.randn(1, 2, generator=rng(0))
     save_model(tmp_path / "head.safetensors", head)
-    found = load_head(tmp_path / "head.safetensors").head
-    assert found.structure.same_as(head.structure)
-    assert torch.equal(found.weight, head.weight)
+    loaded = load_head(tmp_path / "head.safetensors").head
+    assert loaded.structure.same_as(head.structure)
+    assert torch.equal(loaded.weight, head.weight)
     if not isinstance(oracle, IntegerProgram):
         x = torch.randn(4, oracle.num_costs, 2, generator=rng(1))
-        assert torch.equal(found.structure.decode(found(x)), head.structure.decode(head(x)))
+        assert torch.equal(loaded.structure.decode(loaded(x)), head.structure.decode(head(x)))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Runs whose losses may be negative, as known costs are counted with them; and solvers that are short of time."""
 
 import copy
-import re
 
 import numpy as np
 import pytest
@@ -71,16 +70,15 @@ def test_slack_rescaling_refuses_known_costs():
     head = LinearDecisions(3, structure=problems.structure)
     slack = SlackRescaling(head.structure)
     loss, batch = BlockGap(DualState.for_head(head, 20, 0.1, structure=slack)), problems.__getitems__([0, 1, 2])
-    told = "potentials have known scores"
     for training in (
         lambda: loss(head(batch.x), batch.y, batch.index),
         lambda: StructuredHinge(slack)(head(batch.x), batch.y),
         lambda: solve(head, problems, 0.1, structure=slack, progress=False),
         lambda: guess_lam(head, problems, structure=slack),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match="potentials"):
             training()
-    assert re.search(told, str(check(head, slack, batch)))
+    assert "potentials have known scores" in str(check(head, slack, batch))
 
 
 class Late(DecisionOracle):
@@ -126,8 +124,8 @@ def test_continuous_decisions_keep_their_digits(storage, dtype):
     assert certificate.relative_gap <= 0.1
     target, potentials = structure.check_target(problems.target, head(x)), head(x).detach()
     close = problems.target.y + 1e-9
-    for found in (
+    for result in (
         structure.difference(close, target, potentials),
         structure.mean_difference(close.unsqueeze(1), torch.ones(6, 1), target, potentials),
     ):
-        torch.testing.assert_close(found["potentials"], torch.full((6, 3), 2e-9, dtype=dtype), rtol=1e-5, atol=0.0)
+        torch.testing.assert_close(result["potentials"], torch.full((6, 3), 2e-9, dtype=dtype), rtol=1e-5, atol=0.0)

@@ -93,9 +93,9 @@ def test_numbers_of_every_kind_give_the_same_decisions(oracle):
         costs[:, ::-1][:, ::-1],
     ]
     for same in (*several, *(costs.astype(kind) for kind in (np.float16, np.float32, np.int8, np.longdouble))):
-        found = oracle.solve(same)
-        np.testing.assert_array_equal(found[0], y)
-        np.testing.assert_array_equal(found[1], value)
+        certificate = oracle.solve(same)
+        np.testing.assert_array_equal(certificate[0], y)
+        np.testing.assert_array_equal(certificate[1], value)
 
 
 def test_a_batch_may_be_empty(oracle):

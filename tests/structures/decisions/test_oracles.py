@@ -24,8 +24,8 @@ ORACLES = [
 
 def best_of_all(oracle, costs, given=None):
     shared, best = oracle.decisions(), np.max if oracle.maximize else np.min
-    each = [shared] * len(costs) if given is None else [oracle.decisions(own) for own in given]
-    return np.array([best(decisions @ own) for decisions, own in zip(each, costs, strict=True)])
+    each = [shared] * len(costs) if given is None else [oracle.decisions(one) for one in given]
+    return np.array([best(decisions @ one) for decisions, one in zip(each, costs, strict=True)])
 
 
 @pytest.mark.parametrize("oracle, count", ORACLES, ids=lambda value: repr(value)[:24])
@@ -39,7 +39,7 @@ def test_decisions_are_the_best_of_all(oracle, count):
         assert bound is None
         np.testing.assert_allclose(value, best_of_all(oracle, costs), atol=1e-9, rtol=1e-12)
         np.testing.assert_allclose(value, (y * costs).sum(1), atol=1e-9, rtol=1e-12)
-        assert {tuple(own) for own in y} <= feasible
+        assert {tuple(one) for one in y} <= feasible
         for row in range(3):
             assert (oracle.solve(costs[row : row + 1])[0] == y[row]).all()
 

@@ -42,17 +42,17 @@ def test_roof_duals_against_enumeration(seed, batch, integers, attractive):
     potentials = random_potentials(rng(seed), batch, most=7, integers=integers, attractive=attractive)
     labels, bound = solved(potentials, roof_dual)
     structure = GraphCut(RoofDual())
-    found = structure.argmax(potentials)
+    decoding = structure.argmax(potentials)
     for row, (best, _) in enumerate(best_scores(potentials)):
         assert float(bound[row]) >= best - 1e-9
-        assert float(found.value[row]) <= best + 1e-9
+        assert float(decoding.value[row]) <= best + 1e-9
         if attractive or bool((potentials["edge"][row][potentials.edges[row, :, 0] >= 0] >= 0).all()):
             assert float(bound[row]) == pytest.approx(best, abs=1e-9)
-            assert float(found.value[row]) == pytest.approx(best, abs=1e-9)
+            assert float(decoding.value[row]) == pytest.approx(best, abs=1e-9)
     if attractive:
         assert torch.equal(labels, solved(potentials, min_cut))
-        assert found.exact
-        assert found.bound is None
+        assert decoding.exact
+        assert decoding.bound is None
 
 
 @examples(40)
@@ -82,8 +82,8 @@ def test_what_the_relaxation_knows_all_best_labelings_share(seed, batch, integer
     label, known, _ = relax(solved(potentials, without_padding))
     begin = 0
     for size, (_, maximisers) in zip(potentials.lengths.tolist(), best_scores(potentials), strict=True):
-        own = slice(begin, begin + size)
-        assert (maximisers[:, known[own]] == label[own][known[own]]).all()
+        rows = slice(begin, begin + size)
+        assert (maximisers[:, known[rows]] == label[rows][known[rows]]).all()
         begin += size
     assert not label[~known].any()
 
@@ -92,9 +92,9 @@ def test_repulsive_trees_are_solved_exactly():
     """No cycle, no frustration: a chain of nodes that all differ from their neighbours, and one that decides."""
     edges = torch.tensor([[[p, p + 1] for p in range(5)]])
     node = torch.tensor([[0.0, 0.0, 0.5, 0.0, 0.0, 0.0]])
-    found = GraphCut(RoofDual()).argmax(GraphPotentials(node, -torch.ones(1, 5), edges))
-    assert found.labeling.labels.tolist() == [[1, 0, 1, 0, 1, 0]]
-    assert found.value.tolist() == found.bound.tolist() == [5.5]
+    decoding = GraphCut(RoofDual()).argmax(GraphPotentials(node, -torch.ones(1, 5), edges))
+    assert decoding.labeling.labels.tolist() == [[1, 0, 1, 0, 1, 0]]
+    assert decoding.value.tolist() == decoding.bound.tolist() == [5.5]
 
 
 @pytest.mark.parametrize("oracle", [MinCut(), RoofDual()], ids=repr)
@@ -102,8 +102,8 @@ def test_graphs_without_edges(oracle):
     structure = GraphCut(oracle)
     node = torch.tensor([[1.0, -2.0], [0.0, 9.0]])
     potentials = GraphPotentials(node, torch.zeros(2, 0), torch.zeros(2, 0, 2, dtype=torch.int64), torch.tensor([2, 1]))
-    found = structure.argmax(potentials)
-    assert found.labeling.labels.tolist() == [[1, 0], [0, -1]]
+    decoding = structure.argmax(potentials)
+    assert decoding.labeling.labels.tolist() == [[1, 0], [0, -1]]
     target = structure.check_target(torch.tensor([[0, 0], [1, 1]]), potentials)
     corner = find_corner(structure, potentials, target)
     assert corner.labeling.labels.tolist() == [[1, 0], [0, -1]]
@@ -126,12 +126,12 @@ def test_threads_change_nothing(threads, monkeypatch):
     attractive = potentials.replace({**potentials.tensors, "edge": potentials["edge"].abs()})
     monkeypatch.setattr("torchssvm.structures.graph_cut.oracle._GRAIN", 1.0)
     one = solved(attractive, min_cut), *solved(potentials, roof_dual)
-    held = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         several = solved(attractive, min_cut), *solved(potentials, roof_dual)
     finally:
-        torch.set_num_threads(held)
+        torch.set_num_threads(threads_before)
     assert all(torch.equal(a, b) for a, b in zip(one, several, strict=True))
 
 
@@ -143,12 +143,12 @@ def test_a_result_worse_than_the_target_is_replaced_by_it():
         best = torch.tensor(np.array([maximisers[0] for _, maximisers in best_scores(potentials)]))
         target = structure.check_target(best, potentials)
         plain = structure.argmax(potentials)
-        found = structure.augmented_argmax(potentials, target)
-        own = (structure.parts(target)["node"].double() * potentials["node"]).sum(1)
-        own += (structure.parts(target)["edge"].double() * potentials["edge"]).sum(1)
-        assert bool((found.value >= own - 1e-9).all())
-        assert bool((found.bound >= found.value - 1e-9).all())
-        replaced += int((plain.value < own - 1e-9).sum())
+        decoding = structure.augmented_argmax(potentials, target)
+        true_score = (structure.parts(target)["node"].double() * potentials["node"]).sum(1)
+        true_score += (structure.parts(target)["edge"].double() * potentials["edge"]).sum(1)
+        assert bool((decoding.value >= true_score - 1e-9).all())
+        assert bool((decoding.bound >= decoding.value - 1e-9).all())
+        replaced += int((plain.value < true_score - 1e-9).sum())
         corner = find_corner(structure, potentials, target)
         assert bool((corner.hinge >= 0).all())
         assert bool((corner.bound >= corner.hinge).all())

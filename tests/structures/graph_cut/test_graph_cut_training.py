@@ -78,14 +78,15 @@ def test_training_reaches_the_optimum_within_the_bounds(storage, direction, orac
     best, weights = optimum_within(truth, lower, np.full(4, np.inf))
     assert (weights[2:] <= 1e-9).any()  # a bound binds
     assert best > truth.optimum() + 1e-4
-    found = train(problem, storage, direction, oracle, search=search, tolerance=tolerance)
-    assert found.gap <= tolerance
-    assert found.exact
+    certificate = train(problem, storage, direction, oracle, search=search, tolerance=tolerance)
+    assert certificate.gap <= tolerance
+    assert certificate.exact
     rounding = 1e-7 if dtype == torch.float64 else 1e-5
-    assert found.dual - rounding <= best <= found.primal + rounding
-    held = flat(problem.head.parameters()).numpy()
-    assert (held >= lower).all()
-    assert problem.lam / 2 * float(((held - weights) ** 2).sum()) <= found.gap + 10 * rounding  # strong convexity
+    assert certificate.dual - rounding <= best <= certificate.primal + rounding
+    learned = flat(problem.head.parameters()).numpy()
+    assert (learned >= lower).all()
+    strong_convexity = problem.lam / 2 * float(((learned - weights) ** 2).sum())
+    assert strong_convexity <= certificate.gap + 10 * rounding
 
 
 def test_without_bounds_the_error_says_what_to_do():
@@ -98,11 +99,11 @@ def test_without_bounds_the_error_says_what_to_do():
 def test_head_and_structure_pass_the_check(oracle, bounds):
     structure = GraphCut(oracle)
     problem = GraphProblem(5, structure=structure)
-    held = flat(problem.head.parameters())
+    weights = flat(problem.head.parameters())
     report = check(problem.head, structure, problem.batch(range(5)), bounds=bounds)
     assert report.ok, str(report)
     assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
-    assert torch.equal(flat(problem.head.parameters()), held)
+    assert torch.equal(flat(problem.head.parameters()), weights)
 
 
 @pytest.mark.slow
@@ -122,12 +123,12 @@ def test_lightning_decodes_and_writes_segmentations(tmp_path):
     assert gap.certificate.gap <= 1e-4
     fitting.predict(model, everything)
     batch = problem.batch(range(problem.n))
-    found, expected = model.decode(batch.x, batch.lengths), problem.structure.argmax(apply_head(problem.head, batch))
-    assert isinstance(found, Segmentation)
-    assert all(map(torch.equal, found, expected.labeling))
-    pairs = zip(found.labels.tolist(), problem.lengths.tolist(), strict=True)
+    labels, expected = model.decode(batch.x, batch.lengths), problem.structure.argmax(apply_head(problem.head, batch))
+    assert isinstance(labels, Segmentation)
+    assert all(map(torch.equal, labels, expected.labeling))
+    pairs = zip(labels.labels.tolist(), problem.lengths.tolist(), strict=True)
     lines = [json.loads(line) for line in writer.path.read_text().splitlines()]
-    assert lines == [{"index": i, "labeling": own[:size]} for i, (own, size) in enumerate(pairs)]
+    assert lines == [{"index": i, "labeling": one[:size]} for i, (one, size) in enumerate(pairs)]
 
 
 def test_the_check_takes_weights_within_bounds_only():

@@ -98,16 +98,16 @@ class TestHiddenStates(StructureTestCase):
     @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), integers=st.booleans())
     def test_complete_finds_the_best_states_that_show_the_target(self, seed, batch, integers):
         structure, potentials, target = self.setting(seed, batch, integers)
-        found = structure.complete(potentials, target)
-        assert torch.equal(found.observed, target.observed)
-        assert torch.equal(structure.observe(found.states), target.observed)
-        assert structure.loss(found, target).tolist() == structure.loss(target, found).tolist() == [0.0] * batch
+        completed = structure.complete(potentials, target)
+        assert torch.equal(completed.observed, target.observed)
+        assert torch.equal(structure.observe(completed.states), target.observed)
+        assert structure.loss(completed, target).tolist() == structure.loss(target, completed).tolist() == [0.0] * batch
         best = torch.full((batch,), -torch.inf, dtype=torch.float64)
         for labeling in structure.enumerate(potentials):
             fits = (structure.observe(labeling) == target.observed).all(1)
             score = inner(structure.parts(labeling), potentials.tensors)
             best = torch.maximum(best, score.masked_fill(~fits, -math.inf))
-        torch.testing.assert_close(inner(structure.parts(found), potentials.tensors), best)
+        torch.testing.assert_close(inner(structure.parts(completed), potentials.tensors), best)
 
 
 @pytest.mark.parametrize("chain", [False, True])
@@ -173,9 +173,9 @@ def test_labels_whose_first_states_are_forbidden_are_taken_where_other_states_sh
     labels = torch.randint(0, 2, (1, 3), generator=random)
     shown = [o for o in structure.enumerate(potentials) if torch.equal(structure.observe(o), labels)]
     if shown:
-        found = structure.check_target(labels, potentials)
-        assert any(torch.equal(found.states, o) for o in shown)
-        assert any(torch.equal(structure.complete(potentials, found).states, o) for o in shown)
+        checked = structure.check_target(labels, potentials)
+        assert any(torch.equal(checked.states, o) for o in shown)
+        assert any(torch.equal(structure.complete(potentials, checked).states, o) for o in shown)
     else:
         with pytest.raises(ValueError, match="labels of rows"):
             structure.check_target(labels, potentials)
@@ -330,6 +330,6 @@ def test_evaluate_counts_no_states_of_which_data_show_labels_alone():
     structure = HiddenStates(Chain(4), shows=torch.tensor([0, 0, 1, 1]))
     target = torch.tensor([[0, 1, -1], [1, 0, 1]])
     batch = Batch(torch.zeros(2, 3, 3), target, torch.arange(2), torch.tensor([2, 3]))
-    found = evaluate(head, structure, [batch])
-    assert (found.token_error, found.example_error, found.num_tokens) == (None, None, None)
-    assert found.loss == pytest.approx((1 / 2 + 2 / 3) / 2)
+    report = evaluate(head, structure, [batch])
+    assert (report.token_error, report.example_error, report.num_tokens) == (None, None, None)
+    assert report.loss == pytest.approx((1 / 2 + 2 / 3) / 2)

@@ -54,9 +54,9 @@ def linear_program(unary, pairwise):
     rows, columns, numbers = zip(*entries, strict=True) if entries else ((), (), ())
     matrix = coo_matrix((numbers, (rows, columns)), shape=(len(limits), len(gains)))
     options = {"A_ub": matrix, "b_ub": limits} if limits else {}
-    found = linprog(gains, bounds=(0, 1), **options)
-    assert found.success
-    return -found.fun, found.x[:size]
+    optimum = linprog(gains, bounds=(0, 1), **options)
+    assert optimum.success
+    return -optimum.fun, optimum.x[:size]
 
 
 draws = given(
@@ -78,8 +78,8 @@ def test_the_maximum_is_between_value_and_bound(effort, seed, size, integers, st
     best = everything.amax(1)
     assert labels.dtype == torch.int64
     assert bool(((labels == 0) | (labels == 1)).all())
-    own = scores(unary, pairwise, labels.double()).diagonal()
-    torch.testing.assert_close(value, own)
+    reached = scores(unary, pairwise, labels.double()).diagonal()
+    torch.testing.assert_close(value, reached)
     assert bool((value <= best + 1e-9).all())
     assert bool((best <= bound + 1e-9).all())
     exact = value == bound
@@ -129,9 +129,9 @@ def test_screening_removes_no_maximiser(seed, size, integers, strength):
     unary, pairwise = problem(seed, size, integers=integers, strength=strength)
     weights = symmetric(pairwise, size)
     fixed, sets = screened(unary, weights), every_set(size)
-    for row, found in enumerate(scores(unary, pairwise, sets)):
+    for row, result in enumerate(scores(unary, pairwise, sets)):
         known = fixed[row] >= 0
-        best = sets[found >= found.max() - 1e-9]
+        best = sets[result >= result.max() - 1e-9]
         assert torch.equal(best[:, known], fixed[row, known].double().expand(len(best), -1))
         _, x = linear_program(unary[row], pairwise)
         np.testing.assert_allclose(x[known.numpy()], fixed[row, known], atol=1e-6)
@@ -156,13 +156,13 @@ def test_weights_are_shared_or_each_examples_own():
     unary, pairwise = problem(3, 9, batch=6)
     shared = best_label_sets(unary, pairwise, effort=10**6)
     for other in (pairwise.expand(6, -1), pairwise.repeat(6, 1), pairwise.float().double()):
-        found = best_label_sets(unary, other, effort=10**6)
-        assert torch.equal(found[0], shared[0])
-        torch.testing.assert_close(found[1], shared[1], rtol=1e-5, atol=1e-5)
-    own = pairwise * torch.arange(6).unsqueeze(1)
-    together = best_label_sets(unary, own, effort=10**6)
+        sets = best_label_sets(unary, other, effort=10**6)
+        assert torch.equal(sets[0], shared[0])
+        torch.testing.assert_close(sets[1], shared[1], rtol=1e-5, atol=1e-5)
+    separate = pairwise * torch.arange(6).unsqueeze(1)
+    together = best_label_sets(unary, separate, effort=10**6)
     for row in range(6):
-        alone = best_label_sets(unary[row : row + 1], own[row], effort=10**6)
+        alone = best_label_sets(unary[row : row + 1], separate[row], effort=10**6)
         assert torch.equal(alone[0][0], together[0][row])
         assert torch.equal(alone[1][0], together[1][row])
 
@@ -170,12 +170,12 @@ def test_weights_are_shared_or_each_examples_own():
 @pytest.mark.parametrize("threads", [1, 3])
 def test_large_batches_are_shared_by_threads(threads):
     unary, pairwise = problem(4, 12, batch=400)
-    held = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         together = best_label_sets(unary, pairwise, effort=10**6)
     finally:
-        torch.set_num_threads(held)
+        torch.set_num_threads(threads_before)
     for row in range(0, 400, 37):
         alone = best_label_sets(unary[row : row + 1], pairwise, effort=10**6)
         assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
@@ -208,7 +208,7 @@ def test_numbers_that_are_not_finite_spoil_their_own_example_alone(number):
 def test_devices(device):
     unary, pairwise = problem(6, 8)
     here = best_label_sets(unary, pairwise, effort=10**6)
-    there = best_label_sets(unary.to(device), pairwise.to(device), effort=10**6)
-    for mine, other in zip(here, there, strict=True):
+    moved = best_label_sets(unary.to(device), pairwise.to(device), effort=10**6)
+    for mine, other in zip(here, moved, strict=True):
         assert other.device.type == device.type
         torch.testing.assert_close(other.cpu(), mine)

@@ -48,8 +48,8 @@ class MultilabelCase(StructureTestCase):
         on = [k for k, y in enumerate(labeling.tolist()) if y]
         pairs = self.listed()
         together = potentials.get("pairwise", torch.zeros(len(pairs))).tolist()
-        own = sum(potentials["unary"][k].item() for k in on)
-        return own + sum(w for (i, j), w in zip(pairs, together, strict=True) if i in on and j in on)
+        alone = sum(potentials["unary"][k].item() for k in on)
+        return alone + sum(w for (i, j), w in zip(pairs, together, strict=True) if i in on and j in on)
 
     def reference_loss(self, structure, labeling, target):
         weights = self.options.get("weights", torch.ones(K)).tolist()
@@ -149,14 +149,14 @@ def test_what_is_too_much_for_branching_has_a_bound():
     unary = torch.randn(2, 40, generator=random, dtype=torch.float64) * 0.1
     pairwise = torch.randn(780, generator=random, dtype=torch.float64)
     potentials = Potentials({"unary": unary, "pairwise": pairwise.expand(2, -1)})
-    found = Multilabel(40, decoder=BranchAndBound(effort=20_000)).argmax(potentials)
+    decoding = Multilabel(40, decoder=BranchAndBound(effort=20_000)).argmax(potentials)
     longer = Multilabel(40, decoder=BranchAndBound(effort=1_000_000)).argmax(potentials)
     messages = Multilabel(40, decoder=MessagePassing()).argmax(potentials)
-    assert not found.exact
-    assert bool((messages.value <= found.value).all())
-    assert bool((found.value <= longer.value).all())
-    assert bool(((longer.value if longer.exact else longer.bound) <= found.bound + 1e-9).all())
-    assert bool((found.bound <= messages.bound + 1e-9).all())
+    assert not decoding.exact
+    assert bool((messages.value <= decoding.value).all())
+    assert bool((decoding.value <= longer.value).all())
+    assert bool(((longer.value if longer.exact else longer.bound) <= decoding.bound + 1e-9).all())
+    assert bool((decoding.bound <= messages.bound + 1e-9).all())
 
 
 @pytest.mark.parametrize(

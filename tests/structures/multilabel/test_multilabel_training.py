@@ -167,13 +167,13 @@ def test_training_within_bounds_needs_messages_only():
     lower = np.array([-np.inf] * (F * K + K) + [0.0] * K)
     best, weights = optimum_within(truth, lower, np.full(len(lower), np.inf))
     assert (weights[-K:] <= 1e-9).any()  # a bound binds
-    found = train(problem, Labelings(), Corrective(), bounds=ATTRACTIVE)
-    assert found.exact
-    assert found.gap <= 1e-6
-    assert found.dual - 1e-7 <= best <= found.primal + 1e-7
-    held = flat(problem.head.parameters()).numpy()
-    assert (held >= lower).all()
-    assert problem.lam / 2 * float(((held - weights) ** 2).sum()) <= found.gap + 1e-6  # strong convexity
+    certificate = train(problem, Labelings(), Corrective(), bounds=ATTRACTIVE)
+    assert certificate.exact
+    assert certificate.gap <= 1e-6
+    assert certificate.dual - 1e-7 <= best <= certificate.primal + 1e-7
+    learned = flat(problem.head.parameters()).numpy()
+    assert (learned >= lower).all()
+    assert problem.lam / 2 * float(((learned - weights) ** 2).sum()) <= certificate.gap + 1e-6  # strong convexity
 
 
 @pytest.mark.parametrize("max_rounds", [1, 200])
@@ -181,9 +181,9 @@ def test_bounds_of_messages_certify_training_by_messages(max_rounds):
     """The dual is that of the exact problem, and the certificate encloses its optimum."""
     problem = MultilabelProblem(3, lam=0.02, structure=Multilabel(K, decoder=MessagePassing(max_rounds)))
     best = problem.reference().optimum()
-    found = train(problem, Labelings(), Corrective(), passes=40)
-    assert found.dual - 1e-7 <= best <= found.primal + 1e-7
-    assert found.gap < 0.1
+    certificate = train(problem, Labelings(), Corrective(), passes=40)
+    assert certificate.dual - 1e-7 <= best <= certificate.primal + 1e-7
+    assert certificate.gap < 0.1
 
 
 def test_head_and_structure_pass_the_check():

@@ -46,7 +46,7 @@ class TestPairwiseGraph(GraphStructureCase):
 
     def reference_score(self, potentials, labeling):
         labels, pairs = labeling.split([len(potentials["node"]), len(potentials["edge"])])
-        score = sum(float(own[y]) for own, y in zip(potentials["node"], labels.tolist(), strict=True))
+        score = sum(float(one[y]) for one, y in zip(potentials["node"], labels.tolist(), strict=True))
         tables = zip(potentials["edge"], pairs.tolist(), strict=True)
         return score + sum(float(table[pair // self.labels, pair % self.labels]) for table, pair in tables)
 
@@ -75,19 +75,19 @@ def test_bounds_enclose_the_best_score(seed, integers, place):
     """Dense graphs of 5 nodes and 3 labels, with frustrated cycles; after two rounds many gaps are open."""
     potentials = random_potentials(rng(seed), 3, most=5, integers=integers, lengths=bool(seed % 2))
     structure = PairwiseGraph(3, ORACLES[place])
-    found, best = structure.argmax(potentials), best_scores(potentials)
-    bound = found.value if found.bound is None else found.bound
+    decoding, best = structure.argmax(potentials), best_scores(potentials)
+    bound = decoding.value if decoding.bound is None else decoding.bound
     assert bool((bound >= best - 1e-8).all())
-    assert bool((found.value <= best + 1e-9).all())
-    own = structure.relative_scores(
-        tree_map(lambda t: t.unsqueeze(1), found.labeling),
+    assert bool((decoding.value <= best + 1e-9).all())
+    scores = structure.relative_scores(
+        tree_map(lambda t: t.unsqueeze(1), decoding.labeling),
         structure.check_target(torch.zeros(potentials["node"].shape[:2], dtype=torch.int64), potentials),
         potentials,
     )
-    assert own.shape == (3, 1)
+    assert scores.shape == (3, 1)
     if structure.oracle == TreeReweighted():
-        assert found.exact
-        torch.testing.assert_close(found.value, best)
+        assert decoding.exact
+        torch.testing.assert_close(decoding.value, best)
 
 
 @examples(20)
@@ -124,9 +124,9 @@ def test_trees_are_exact_after_one_round(seed, size):
     edge = torch.where(turned[:, None, None], edge.mT, edge)
     edges, edge = torch.cat([edges, edges[:1]]), torch.cat([edge / 2, edge[:1] / 2])
     edge[1 : len(child)] *= 2
-    found = PairwiseGraph(3, MESSAGES).argmax(PairwisePotentials(node, edge.unsqueeze(0), edges.unsqueeze(0)))
-    assert found.exact
-    torch.testing.assert_close(found.value, value)
+    decoding = PairwiseGraph(3, MESSAGES).argmax(PairwisePotentials(node, edge.unsqueeze(0), edges.unsqueeze(0)))
+    assert decoding.exact
+    torch.testing.assert_close(decoding.value, value)
 
 
 def test_tightened_cycles_close_gaps_that_messages_leave():
@@ -143,13 +143,13 @@ def test_tightened_cycles_close_gaps_that_messages_leave():
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(threads):
     potentials = random_potentials(rng(3), 12, most=8)
-    held = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     one = PairwiseGraph(3, MESSAGES).argmax(potentials)
     torch.set_num_threads(threads)
     try:
         several = PairwiseGraph(3, MESSAGES).argmax(potentials)
     finally:
-        torch.set_num_threads(held)
+        torch.set_num_threads(threads_before)
     assert torch.equal(one.labeling.labels, several.labeling.labels)
     assert torch.equal(one.bound, several.bound)
 
@@ -161,8 +161,8 @@ def test_a_result_worse_than_the_target_is_replaced_by_it():
         structure = PairwiseGraph(3, MESSAGES)
         best = PairwiseGraph(3).argmax(potentials)
         target = structure.check_target(best.labeling.labels, potentials)
-        found = structure.augmented_argmax(potentials, target)
-        assert bool((found.value >= best.value - 1e-9).all())
+        decoding = structure.augmented_argmax(potentials, target)
+        assert bool((decoding.value >= best.value - 1e-9).all())
         replaced += int((structure.argmax(potentials).value < best.value - 1e-9).sum())
         corner = find_corner(structure, potentials, target)
         assert bool((corner.hinge >= 0).all())
@@ -251,8 +251,8 @@ def test_a_potts_model_of_ten_by_ten_is_certified():
             )
 
     head = LinearPairwiseGraph(labels, 0, labels, directed=False).double()
-    found = solve(head, Images(), lam=300.0, tolerance=Relative(0.002), progress=False)
-    assert found.relative_gap <= 0.002
+    certificate = solve(head, Images(), lam=300.0, tolerance=Relative(0.002), progress=False)
+    assert certificate.relative_gap <= 0.002
     table = head.edge[0].detach()
     assert float(table.diag().mean()) > float(table.mean())
 
@@ -260,10 +260,10 @@ def test_a_potts_model_of_ten_by_ten_is_certified():
 def test_bounds_certify_training_by_messages_alone():
     problem = PairwiseProblem(1, lam=0.3, most=3, structure=PairwiseGraph(3, TreeReweighted(1, 0, 0)))
     best = problem.reference().optimum()
-    found = Bounded(problem, {}, storage=Labelings(), direction=Corrective()).until(1e-6, passes=15)
-    assert found.dual <= best + 1e-7
-    assert found.primal >= best - 1e-7
-    assert not found.relaxed
+    certificate = Bounded(problem, {}, storage=Labelings(), direction=Corrective()).until(1e-6, passes=15)
+    assert certificate.dual <= best + 1e-7
+    assert certificate.primal >= best - 1e-7
+    assert not certificate.relaxed
 
 
 @pytest.mark.parametrize("loop", [True, False])
@@ -297,18 +297,18 @@ def test_the_best_of_near_ties_is_found():
     for seed in range(60):
         ties, noise = (random_potentials(rng(seed), 4, integers=integers, share=1.0) for integers in (True, False))
         near = ties.replace({name: t + 1e-12 * noise[name] for name, t in ties.tensors.items()})
-        found = PairwiseGraph(3).argmax(near)
-        assert found.exact
-        torch.testing.assert_close(found.value, best_scores(near), rtol=0.0, atol=5e-14)
+        decoding = PairwiseGraph(3).argmax(near)
+        assert decoding.exact
+        torch.testing.assert_close(decoding.value, best_scores(near), rtol=0.0, atol=5e-14)
 
 
 def test_weights_as_small_as_areas_are_decoded_exactly():
     for seed in range(20):
         potentials = random_potentials(rng(seed), 4)
         small = potentials.replace({name: 1e-9 * tensor for name, tensor in potentials.tensors.items()})
-        found = PairwiseGraph(3).argmax(small)
-        assert found.exact
-        torch.testing.assert_close(found.value.double(), best_scores(small), rtol=1e-6, atol=0.0)
+        decoding = PairwiseGraph(3).argmax(small)
+        assert decoding.exact
+        torch.testing.assert_close(decoding.value.double(), best_scores(small), rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("usual", ["costs", "penalties", "symmetric"])
@@ -331,11 +331,11 @@ def test_scores_that_forbid_hide_no_others(usual, mask):
         for scores in (node, edge):
             scores[torch.rand(scores.shape, generator=random) < (0.2, 0.6)[seed % 2]] = mask
         edge = edge.view(1, 10, 3, 3)
-        found = PairwiseGraph(3).argmax(PairwisePotentials(node, edge, edges))
+        decoding = PairwiseGraph(3).argmax(PairwisePotentials(node, edge, edges))
         pairs = edge[0, torch.arange(10), labels[:, edges[0, :, 0]], labels[:, edges[0, :, 1]]].sum(1)
         best = (node[0, torch.arange(5), labels].sum(1) + pairs).max()
-        upper = found.value if found.exact else found.bound
+        upper = decoding.value if decoding.exact else decoding.bound
         rounding = 1e-9 * max(1.0, abs(float(best)))
         assert float(upper - best) >= -rounding
-        if found.exact:
-            assert float(best - found.value) <= rounding
+        if decoding.exact:
+            assert float(best - decoding.value) <= rounding

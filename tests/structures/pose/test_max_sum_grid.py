@@ -83,9 +83,9 @@ def test_the_best_of_all_outputs(decode, seed, shape, shared, integers):
 )
 def test_the_operator_equals_torch(seed, batch, parts, height, width, types, integers, dtype, shared):
     arguments = problem(seed, batch, parts, height, width, types, integers, dtype, shared)
-    for found, expected in zip(max_sum_grid(*arguments), max_sum_grid_torch(*arguments), strict=True):
-        assert found.dtype == expected.dtype
-        assert torch.equal(found, expected)
+    for result, expected in zip(max_sum_grid(*arguments), max_sum_grid_torch(*arguments), strict=True):
+        assert result.dtype == expected.dtype
+        assert torch.equal(result, expected)
 
 
 def test_ties_go_to_the_first():

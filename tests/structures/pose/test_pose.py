@@ -112,9 +112,9 @@ def test_the_oracle_on_a_larger_grid(seed, negative, shared):
             one = [tensor[row] for tensor in tensors.values()]
             expected = definition(structure, *one, outputs[column]) - definition(structure, *one, target[row])
             assert float(scores[row, column]) == pytest.approx(expected, abs=1e-10)
-    found = structure.argmax(potentials)
-    held = structure.relative_scores(found.labeling.unsqueeze(1), target, potentials).squeeze(1)
-    torch.testing.assert_close(held, scores.max(1).values)
+    decoding = structure.argmax(potentials)
+    stored = structure.relative_scores(decoding.labeling.unsqueeze(1), target, potentials).squeeze(1)
+    torch.testing.assert_close(stored, scores.max(1).values)
     losses = torch.stack([structure.loss(outputs, y.expand_as(outputs)) for y in target])
     corner = find_corner(structure, potentials, target)
     torch.testing.assert_close(corner.hinge, (scores + losses).max(1).values)

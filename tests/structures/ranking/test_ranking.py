@@ -89,11 +89,11 @@ class RankingCase(StructureTestCase):
         return [(i, j) for i, j in itertools.permutations(range(len(grades)), 2) if grades[i] > grades[j]]
 
     def difference(self, structure, potentials, labeling, target):
-        found = torch.zeros_like(potentials.single)
+        result = torch.zeros_like(potentials.single)
         for row in range(potentials.batch_size):
-            own, grades = self.one(labeling, potentials, row), self.one(target, potentials, row)
-            found[row, : len(grades)] = self.reference_difference(own, grades).to(found.dtype)
-        return {"scores": found}
+            one, grades = self.one(labeling, potentials, row), self.one(target, potentials, row)
+            result[row, : len(grades)] = self.reference_difference(one, grades).to(result.dtype)
+        return {"scores": result}
 
     def augmented_score(self, structure, potentials, labeling, target):
         gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
@@ -123,11 +123,11 @@ class RankingCase(StructureTestCase):
             structure.loss_potentials(target)
         for labeling in structure.enumerate(potentials):
             loss = structure.loss(labeling, target)
-            found = structure.difference(labeling, target, potentials)["scores"]
-            torch.testing.assert_close(found, self.difference(structure, potentials, labeling, target)["scores"])
+            result = structure.difference(labeling, target, potentials)["scores"]
+            torch.testing.assert_close(result, self.difference(structure, potentials, labeling, target)["scores"])
             for row in range(batch):
-                own = self.one(labeling, potentials, row), self.one(target, potentials, row)
-                assert float(loss[row]) == pytest.approx(self.reference_loss(structure, *own), abs=1e-12)
+                one = self.one(labeling, potentials, row), self.one(target, potentials, row)
+                assert float(loss[row]) == pytest.approx(self.reference_loss(structure, *one), abs=1e-12)
 
     @examples(8)
     @given(seed=SEEDS)
@@ -210,13 +210,13 @@ class PairsCase(RankingCase):
         return labeling[j] < labeling[i]
 
     def reference_difference(self, labeling, grades):
-        found = torch.zeros(len(grades), dtype=torch.float64)
+        result = torch.zeros(len(grades), dtype=torch.float64)
         pairs = self.pairs(self.levels(grades))
         for i, j in pairs:
             if self.is_swapped(labeling, i, j):
-                found[i] -= 1 / len(pairs)
-                found[j] += 1 / len(pairs)
-        return found
+                result[i] -= 1 / len(pairs)
+                result[j] += 1 / len(pairs)
+        return result
 
 
 @pytest.mark.variant
@@ -230,12 +230,12 @@ class TestPairSwaps(PairsCase):
         return labeling[j, 1] < labeling[i, 0]
 
     def reference_parts(self, places):
-        found = torch.zeros(len(places), dtype=torch.float64)
+        result = torch.zeros(len(places), dtype=torch.float64)
         for i, j in itertools.permutations(range(len(places)), 2):
             sign = 0.5 if places[i, 0] < places[j, 1] else -0.5
-            found[i] += sign
-            found[j] -= sign
-        return found
+            result[i] += sign
+            result[j] -= sign
+        return result
 
     def reference_loss(self, structure, labeling, target):
         pairs = self.pairs(target)
@@ -274,8 +274,8 @@ def test_the_hinge_of_swaps_is_that_of_each_pair(seed, normalize, dtype):
     target = structure.check_target(torch.randint(0, 5, (4, 8), generator=random), potentials)
     corner = find_corner(structure, potentials, target)
     for row, length in enumerate(lengths.tolist()):
-        own, grades = scores[row, :length].double(), target.grades[row, :length]
-        margins = own.unsqueeze(1) - own
+        one, grades = scores[row, :length].double(), target.grades[row, :length]
+        margins = one.unsqueeze(1) - one
         pairs = grades.unsqueeze(1) > grades
         expected = (1.0 - margins).clamp(min=0.0)[pairs].sum() / (max(int(pairs.sum()), 1) if normalize else 1)
         assert float(corner.hinge[row]) == pytest.approx(float(expected), abs=1e-5 if dtype == torch.float32 else 1e-12)

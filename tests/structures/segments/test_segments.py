@@ -78,10 +78,10 @@ class TestSegments(StructureTestCase):
         return total
 
     def reference_loss(self, structure, labeling, target):
-        own, true = (set(structure.spans(codes.unsqueeze(0))[0]) for codes in (labeling, target))
+        one, true = (set(structure.spans(codes.unsqueeze(0))[0]) for codes in (labeling, target))
         if structure.span_loss:
-            return len(own ^ true)
-        frames = [{t: k for s, e, k in spans for t in range(s, e)} for spans in (own, true)]
+            return len(one ^ true)
+        frames = [{t: k for s, e, k in spans for t in range(s, e)} for spans in (one, true)]
         weight = torch.ones(self.labels) if structure.class_weight is None else structure.class_weight
         return sum(float(weight[frames[1][t]]) * (frames[0][t] != frames[1][t]) for t in frames[0])
 
@@ -143,8 +143,8 @@ class TestSegmentsOfSpans(TestSegments):
         for labeling in structure.enumerate(potentials):
             loss = structure.loss(labeling, target)
             for row in range(3):
-                own = self.one(labeling, potentials, row), self.one(target, potentials, row)
-                assert float(loss[row]) == self.reference_loss(structure, *own)
+                one = self.one(labeling, potentials, row), self.one(target, potentials, row)
+                assert float(loss[row]) == self.reference_loss(structure, *one)
 
 
 class TestLinearSegments(HeadTestCase):
@@ -194,9 +194,9 @@ def test_the_kernel_has_the_bits_of_torch(
     random = rng(seed)
 
     def draw(*shape):
-        found = torch.randn(shape, generator=random).to(dtype)
-        found = found.round() if integers else found
-        return found.masked_fill(torch.rand(shape, generator=random) < forbidden, mask)
+        result = torch.randn(shape, generator=random).to(dtype)
+        result = result.round() if integers else result
+        return result.masked_fill(torch.rand(shape, generator=random) < forbidden, mask)
 
     emission = draw(batch, longest, labels * (2 if boundary else 1))
     segment = draw(batch, labels + most, labels)
@@ -209,10 +209,10 @@ def test_the_kernel_has_the_bits_of_torch(
         segment = torch.cat([segment, draw(batch, longest, labels)], 1)
     least = torch.randint(1, most + 1, (labels,), generator=random)
     least[0] = 1
-    found, expected = (way(emission, segment, least, lengths, target) for way in (semi_markov, semi_markov_torch))
-    assert torch.equal(found[1], expected[1])
-    possible = found[1] > -torch.inf
-    assert torch.equal(found[0][possible], expected[0][possible])
+    result, expected = (way(emission, segment, least, lengths, target) for way in (semi_markov, semi_markov_torch))
+    assert torch.equal(result[1], expected[1])
+    possible = result[1] > -torch.inf
+    assert torch.equal(result[0][possible], expected[0][possible])
 
 
 @pytest.mark.slow
@@ -230,14 +230,14 @@ def test_marginals_on_a_device_take_shared_and_turned_tables_and_lengths_of_the_
     }
     for name, make in tables.items():
         for where in ("cpu", cuda, None):
-            own = None if where is None else lengths.to(where)
-            given = make(segment), least, None if own is None else lengths
-            there = make(segment.to(cuda)), least.to(where or "cpu"), own
+            placed = None if where is None else lengths.to(where)
+            given = make(segment), least, None if placed is None else lengths
+            moved = make(segment.to(cuda)), least.to(where or "cpu"), placed
             scores = emission.to(cuda).requires_grad_(name == "own")
-            pairs = zip(semi_markov_marginals(scores, *there), semi_markov_marginals(emission, *given), strict=True)
-            for found, expected in pairs:
-                assert not found.requires_grad
-                torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+            pairs = zip(semi_markov_marginals(scores, *moved), semi_markov_marginals(emission, *given), strict=True)
+            for result, expected in pairs:
+                assert not result.requires_grad
+                torch.testing.assert_close(result.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_long_sequence_is_decoded_by_its_definition():
@@ -246,8 +246,8 @@ def test_a_long_sequence_is_decoded_by_its_definition():
     emission = torch.nn.functional.one_hot(labels, 3) + 10_000.0 + 0.1 * torch.randn(1, 5_000, 3, generator=rng(1))
     structure, segment = Segments(3, 64), torch.zeros(1, 67, 3)
     segment[:, 3:] = -2.0  # of every segment
-    found = structure.decode({"emission": emission, "segment": segment})
-    assert torch.equal(found, structure.from_frames(labels))
+    result = structure.decode({"emission": emission, "segment": segment})
+    assert torch.equal(result, structure.from_frames(labels))
 
 
 def test_spans_and_frames_are_read_back():
@@ -331,9 +331,9 @@ def test_the_compiled_loop_has_the_costs_of_frames():
     made = problem(**WEIGHTS)
     dual = DualState.for_head(made.head, 5, 0.1, storage=Labelings())
     trainer = CompiledBCFW(made.head, dual, [made.batch(range(5))], direction=Corrective(), oracle=CacheOracle())
-    found = trainer.solve(1e-4, progress=False)
+    certificate = trainer.solve(1e-4, progress=False)
     again = certify(made.head, dual, [made.batch(range(5))])
-    assert (again.primal, again.dual) == pytest.approx((found.primal, found.dual), rel=1e-9)
+    assert (again.primal, again.dual) == pytest.approx((certificate.primal, certificate.dual), rel=1e-9)
 
 
 def test_evaluate_counts_frames_of_another_label_and_no_borders():
@@ -346,21 +346,21 @@ def test_evaluate_counts_frames_of_another_label_and_no_borders():
     batch = Batch(x, structure.from_spans([[(0, 2, 0), (2, 4, 1)]]), torch.tensor([0]))
     assert len(structure.spans(structure.decode(head(x)))[0]) == 4
     for around in (structure, SlackRescaling(structure)):
-        found = evaluate(head, around, [batch])
-        assert (found.token_error, found.loss) == (0.0, 0.0)
+        report = evaluate(head, around, [batch])
+        assert (report.token_error, report.loss) == (0.0, 0.0)
 
 
 def test_span_f1_takes_no_codes():
     codes = torch.tensor([[2, 0, 3]])
-    with pytest.raises(TypeError, match="found and true"):
+    with pytest.raises(TypeError, match="found"):
         span_f1(codes, codes)
-    for found in ([(0, 2, 1)], [[(0, 2)]], [3]):
-        with pytest.raises(TypeError, match="found and true"):
-            span_f1(found, found)
-    with pytest.raises(TypeError, match="times='a'"):
+    for spans in ([(0, 2, 1)], [[(0, 2)]], [3]):
+        with pytest.raises(TypeError, match="found"):
+            span_f1(spans, spans)
+    with pytest.raises(TypeError, match="times"):
         span_f1([[]], [[]], times=["a"])
-    assert span_f1((iter(own) for own in [[(0, 2, 1)]]), [[(0, 2, 1)]], times=torch.tensor([2])) == 1.0
-    with pytest.raises(ValueError, match="found, true and times"):
+    assert span_f1((iter(one) for one in [[(0, 2, 1)]]), [[(0, 2, 1)]], times=torch.tensor([2])) == 1.0
+    with pytest.raises(ValueError, match="found"):
         span_f1([[]], [[], []])
 
 
@@ -369,18 +369,18 @@ def test_span_f1_takes_no_codes():
 def test_span_f1_of_an_overlap_counts_pairs(seed, overlap):
     random = torch.Generator().manual_seed(seed)
     structure = Segments(2, 12)
-    found, true = (
+    predicted, true = (
         structure.spans(structure.from_frames(torch.randint(0, 2, (3, 12), generator=random))) for _ in range(2)
     )
     pairs = set()
-    for row, (own, others) in enumerate(zip(found, true, strict=True)):
-        for a, b in itertools.product(own, others):
+    for row, (one, others) in enumerate(zip(predicted, true, strict=True)):
+        for a, b in itertools.product(one, others):
             both, either = set(range(*a[:2])) & set(range(*b[:2])), set(range(*a[:2])) | set(range(*b[:2]))
             if a[2] == b[2] and len(both) >= overlap * len(either):
                 pairs.add((row, b))  # no two of the found spans have one label and half of it, as they are runs
-    total = sum(map(len, found + true))
-    assert span_f1(found, true, overlap) == pytest.approx(2 * len(pairs) / total)
-    assert span_f1(found, found, overlap) == span_f1(found, found) == 1.0
+    total = sum(map(len, predicted + true))
+    assert span_f1(predicted, true, overlap) == pytest.approx(2 * len(pairs) / total)
+    assert span_f1(predicted, predicted, overlap) == span_f1(predicted, predicted) == 1.0
 
 
 def test_span_f1_counts_a_span_once_and_refuses_less_than_half():

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.row_sparse import add_at, adds_in_order, per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import Arborescence, NonProjective, Projective
-from torchssvm.structures.common import Head, check_lengths, check_shape, check_structure, weight
+from torchssvm.structures.common import Head, check_lengths, check_operands, check_shape, check_structure, weight
 
 
 class LinearArcs(Head):
@@ -69,11 +69,9 @@ class LinearArcs(Head):
         """
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
         columns = check_shape(columns, "columns", "B", "N", "N+1", "P")
-        if columns.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"columns must be int64, got {columns.dtype}")
-        columns = columns.to(torch.int64)
-        if values is not None and not check_shape(values, "values", *columns.shape).is_floating_point():
-            raise ValueError(f"values must be float32 or float64, got {values.dtype}: call .float()")
+        columns = check_int64(columns.long() if columns.dtype == torch.int32 else columns, "columns", columns.shape)
+        if values is not None:
+            check_operands(values=(values, columns.shape))
         batch, longest = columns.shape[:2]
         inside = check_lengths(lengths, batch, longest, columns.device)
         heads = torch.nn.functional.pad(inside, (1, 0), value=True)

@@ -27,9 +27,9 @@ from torchssvm.structures.arborescence.oracle import best_nonprojective, best_pr
 
 
 class Arcs(NamedTuple):
-    """What arborescences have beside ``Examples``, whose lists are those of arcs: by the token, then by the head.
+    """Columns of each sentence; the lists of ``Examples`` belong to arcs, by token, then by head.
 
-    ``column`` is then a feature's number within its sentence, and ``value`` may be empty: all features are 1.
+    ``Examples.column`` numbers a feature within its sentence; an empty ``value`` means that all features are 1.
     """
 
     known: Any  # ``[*]`` int32, the columns of the features of each sentence
@@ -39,14 +39,14 @@ class Arcs(NamedTuple):
 
 
 # Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders
-ArcScratch = namedtuple("ArcScratch", "held sums charts memory places")
+ArcScratch = namedtuple("ArcScratch", "weights sums charts memory places")
 
 
 def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
     """Scratch for sentences of up to ``longest`` tokens and ``columns`` different features."""
     size = longest + 1
     return ArcScratch(
-        held=np.zeros(columns, dtype),
+        weights=np.zeros(columns, dtype),
         sums=np.zeros(columns, dtype),
         charts=np.zeros((6, size, size), dtype),
         memory=np.zeros(size * size),
@@ -57,14 +57,12 @@ def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
 @block.length_of.of(Arcs)
 @njit
 def arc_rows(arcs, examples, i):
-    """A row of emissions for each token."""
     return size_of(examples, i)
 
 
 @block.score.of(Arcs)
 @njit
 def arc_score(arcs, examples, i, labels, length, emission, transition):
-    """The sum of the scores of the arcs."""
     total = np.float64(emission[0, labels[0]])
     for t in range(1, length):
         total += emission[t, labels[t]]
@@ -77,7 +75,6 @@ block.mean_loss.of(Arcs)(uniform_mean_loss)
 @block.add_labeling.of(Arcs)
 @njit
 def add_arc_labeling(arcs, examples, i, length, labels, mass, delta, pairs, counts):
-    """``mass (p(labels) - p(y))``."""
     add_states(examples, i, length, labels, mass, delta)
 
 
@@ -106,37 +103,36 @@ def number_columns(line_start, row, column, stamp, place, known, known_start):
 @block.potentials.of(Arcs)
 @njit_fastmath
 def arc_potentials(arcs, examples, model, i, scratch):
-    """Scores of all arcs of sentence i, zero beyond its last head; returns its length."""
     room, emission = scratch.room, scratch.emission
     begin, end = arcs.known_start[i], arcs.known_start[i + 1]
     for u in range(end - begin):
-        room.held[u] = model.emission[arcs.known[begin + u], 0]
+        room.weights[u] = model.emission[arcs.known[begin + u], 0]
     length = examples.start[i + 1] - examples.start[i]
-    sum_lists(examples, arcs, i, length, room.held, emission)
+    sum_lists(examples, arcs, i, length, room.weights, emission)
     return length
 
 
 @njit_fastmath
-def list_product(examples, line, held):
-    """The sum of ``held`` over the features of one arc."""
-    total = held.dtype.type(0)
+def list_product(examples, line, weights):
+    """The sum of ``weights`` over the features of one arc."""
+    total = weights.dtype.type(0)
     if len(examples.value):
         for p in range(examples.row[line], examples.row[line + 1]):
-            total += examples.value[p] * held[examples.column[p]]
+            total += examples.value[p] * weights[examples.column[p]]
     else:
         for p in range(examples.row[line], examples.row[line + 1]):
-            total += held[examples.column[p]]
+            total += weights[examples.column[p]]
     return total
 
 
 @njit_fastmath
-def sum_lists(examples, arcs, i, length, held, scores):
-    """``scores[t, h]``: the sum of ``held`` over the features of each arc; zero beyond the last head."""
+def sum_lists(examples, arcs, i, length, weights, scores):
+    """``scores[t, h]``: the sum of ``weights`` over the features of each arc; zero beyond the last head."""
     line = examples.line[i]
     for t in range(length):
         row = scores[t]
         for h in range(length + 1):
-            row[h] = list_product(examples, line, held)
+            row[h] = list_product(examples, line, weights)
             line += 1
         row[length + 1 :] = 0.0
 
@@ -167,7 +163,6 @@ def add_parts(examples, arcs, i, length, parts, sums):
 @block.decode.of(Arcs)
 @njit
 def arc_decode(arcs, examples, i, length, scratch, transition, labels):
-    """The best arborescence with the loss added."""
     emission, scores, room = scratch.emission, scratch.prefixes, scratch.room
     start = examples.start[i]
     for t in range(length):
@@ -184,8 +179,7 @@ def arc_decode(arcs, examples, i, length, scratch, transition, labels):
 
 @block.respond.of(Arcs)
 @njit
-def arc_respond(arcs, examples, model, i, length, labels, scratch, held, count, found, is_new):
-    """``Phi Phi^T (p(labels) - p(y))`` at the arcs of the target, of ``found`` if it ``is_new`` and of the slots."""
+def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
     response, room = scratch.response, scratch.room
     room.sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
     start, one = examples.start[i], room.sums.dtype.type(1)
@@ -200,15 +194,14 @@ def arc_respond(arcs, examples, model, i, length, labels, scratch, held, count, 
         row[: length + 1] = np.inf
         line = examples.line[i] + t * (length + 1)
         for c in range(-2 if is_new else -1, count):
-            h = held[c, t] if c >= 0 else examples.y[start + t] if c == -1 else found[t]
+            h = slots[c, t] if c >= 0 else examples.y[start + t] if c == -1 else corner[t]
             if row[h] == np.inf:
                 row[h] = list_product(examples, line + h, room.sums)
 
 
 @block.respond_to_parts.of(Arcs)
 @njit
-def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, held, count, found, is_new):
-    """``Phi Phi^T psi``."""
+def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, slots, count, corner, is_new):
     add_parts(examples, arcs, i, length, psi, scratch.room.sums)
     sum_lists(examples, arcs, i, length, scratch.room.sums, scratch.response)
     total = 0.0
@@ -220,7 +213,6 @@ def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, held, c
 @block.squared_length.of(Arcs)
 @njit
 def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
-    """``|Phi_i^T delta|^2``."""
     room = scratch.room
     for t in range(length):
         scratch.squares[t] = dot(delta[t], delta[t])
@@ -234,7 +226,6 @@ def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
 @block.add_to_weights.of(Arcs)
 @njit
 def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, scratch, factor):
-    """``w += factor Phi_i^T delta``."""
     factor = delta.dtype.type(factor)
     begin, line = arcs.known_start[i], examples.line[i]
     for t in range(length):
@@ -262,36 +253,36 @@ class ArcsAdapter(VectorAdapter):
         self.projective = projective
 
     @property
+    @override
     def num_states(self) -> int:
-        """Heads of the longest sentence."""
         return self.longest + 1
 
+    @override
     def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens within the lengths."""
         self.longest = max(self.longest, int((target >= 0).sum(1).max()))
         return super().targets(target)
 
+    @override
     def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        """A list for each arc."""
         return sizes * (sizes + 1)
 
+    @override
     def features(self, x: Any, target: Labeling) -> Lists:
-        """The features of all arcs within the lengths, the root's included."""
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
         inside = target >= 0
         arcs = inside.unsqueeze(2) & torch.nn.functional.pad(inside, (1, 0), value=True).unsqueeze(1)
         columns = columns[arcs]
         real = columns >= 0
         dtype = self.head.weight.dtype
-        held = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
-        return Lists(real.sum(1), columns[real].to(torch.int32), held)
+        real_values = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
+        return Lists(real.sum(1), columns[real].to(torch.int32), real_values)
 
     @override
     def columns(self, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
         return examples.kind.known, examples.kind.known_start
 
+    @override
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Arcs:
-        """Number the columns of each sentence."""
         n, among = len(examples.line) - 1, self.structure.among  # type: ignore[attr-defined]
         known_start = np.zeros(n + 1, np.int64)
         known = np.zeros(0, np.int32)
@@ -301,11 +292,11 @@ class ArcsAdapter(VectorAdapter):
             known = known if len(known) else np.empty(known_start[-1], np.int32)
         return Arcs(known, known_start, self.projective, among.single_root)
 
+    @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        """Makes the scratch arrays of one thread."""
         columns = int(np.diff(examples.kind.known_start).max())
         return partial(make_arc_scratch, self.longest, columns, examples.added.dtype)
 
+    @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        """The largest head."""
         return 0, lengths

@@ -167,7 +167,7 @@ class Arborescence(Labelled):
         return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each arc, ``[B, N, N+1]``; ``-inf`` for arcs of a token to itself."""
+        """Margins of each arc, ``[B, N, N+1]``; ``-inf`` for arcs of a token to itself."""
         margins, (batch, longest, _) = super().max_marginals(potentials), potentials.single.shape
         real = check_lengths(potentials.lengths, batch, longest, potentials.device)
         margins.diagonal(1, 1, 2)[real] = torch.where(margins[real][:, 0].isnan(), math.nan, -math.inf).double()
@@ -228,8 +228,8 @@ class Arborescence(Labelled):
 
         return each()
 
+    @override
     def costs(self, target: Tensor) -> Tensor:
-        """The cost of a wrong head at each token: ``[B, N]`` float64, zero in the padding."""
         costs = (target >= 0).to(torch.float64)
         return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 

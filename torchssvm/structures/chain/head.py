@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import apart, full_precision, gradient_of_weight, plain, product, transformed, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
@@ -26,7 +27,7 @@ from torchssvm.core.sparse_features import (
 from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.common import LinearHead, check_range, check_structure, padded, weight
+from torchssvm.structures.common import LinearHead, check_range, check_shape, fitting, padded, weight
 
 
 class LinearChain(LinearHead):
@@ -76,11 +77,14 @@ class LinearChain(LinearHead):
         in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
         if positions is not None:
             positions = check_whole(positions, "positions", 2, advice=", or None for shared transitions")
-        self.structure = check_structure(structure, "Chain(num_states)", "num_states", "shared") or Chain(
-            num_states, shared=positions is None, normalize=self._normalize
+        shared = positions is None
+        self.structure = fitting(
+            structure,
+            lambda: Chain(num_states, shared=shared, normalize=self._normalize),
+            "Chain(num_states)",
+            num_states=num_states,
+            shared=shared,
         )
-        if self.structure.num_states != num_states or self.structure.shared != (positions is None):
-            raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")
         self.in_features, self.boundary, self.positions = in_features, boundary, positions
         self.emission = weight(self.by_feature(torch.zeros(in_features, num_states)).contiguous())
         pairs = (num_states, num_states) if positions is None else (positions - 1, num_states, num_states)
@@ -114,13 +118,7 @@ class LinearChain(LinearHead):
             TypeError: ``x`` is not a tensor.
             ValueError: A shape or a length does not fit.
         """
-        if isinstance(x, SparseFeatures):
-            raise TypeError("x must be a tensor, not SparseFeatures: SparseLinearChain takes those")
-        if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.in_features:
-            raise ValueError(f"x must be [B, N, {self.in_features}], got {list(x.shape)}")
-        batch, longest, _ = x.shape
-        if longest < 1:
-            raise ValueError(f"x must have at least one position, got {list(x.shape)}")
+        batch, longest, _ = check_shape(x, "x", "B", "N", self.in_features).shape
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         lengths, span = read_span(lengths, batch, longest, x.device)
@@ -163,16 +161,15 @@ class LinearChain(LinearHead):
         transition = transition.expand(batch, *transition.shape)
 
         def adjoint(parts: Parts) -> list[Tensor]:
-            v = _like(parts, emission)
-            own = zip((self.bias, self.start_transitions, self.end_transitions), sums_of(v, lengths), strict=True)
+            v, biases = parts["emission"], (self.bias, self.start_transitions, self.end_transitions)
             return [
                 per_example(v),
                 padded(parts["transition"], self.transition),
-                *(found for weights, found in own if weights is not None),
+                *(total for bias, total in zip(biases, sums_of(v, lengths), strict=True) if bias is not None),
             ]
 
         def gram_product(parts: Parts) -> Parts:
-            v = _like(parts, emission)
+            v = parts["emission"]
             change = respond(v)
             if self.bias is not None:
                 change += v.sum(1, keepdim=True)
@@ -227,8 +224,8 @@ class _Emission(torch.autograd.Function):
         (v,) = upstream
         x, lengths, weight = ctx.saved_tensors
         x_needs, _, _, *needs = ctx.needs_input_grad
-        if (found := _sums_on_device(v, lengths)) is not None:
-            sums = found.sum(1).unbind(0)
+        if (device_sums := _sums_on_device(v, lengths)) is not None:
+            sums = device_sums.sum(1).unbind(0)
         else:
             at_last = v.gather(1, _place(lengths, v)).squeeze(1)
             sums = (v.sum((0, 1)), v[:, 0].sum(0), at_last.sum(0))
@@ -236,16 +233,8 @@ class _Emission(torch.autograd.Function):
             product(v, weight.t()) if x_needs else None,
             None,
             gradient_of_weight(x, v),
-            *(found if needed else None for found, needed in zip(sums, needs, strict=True)),
+            *(total if needed else None for total, needed in zip(sums, needs, strict=True)),
         )
-
-
-def _like(parts: Parts, emission: Tensor) -> Tensor:
-    """The parts of the emissions; ValueError if they have another shape."""
-    if parts["emission"].shape != emission.shape:
-        found = list(parts["emission"].shape)
-        raise ValueError(f"parts['emission'] must be {list(emission.shape)}, as the potentials are, got {found}")
-    return parts["emission"]
 
 
 def add_biases(
@@ -274,8 +263,8 @@ def sums_of(v: Tensor, lengths: Tensor) -> Sequence[Tensor]:
         sums = v.new_empty(3, v.shape[0], v.shape[2])
         kernels.sum_everywhere(v.numpy(), lengths.numpy(), sums.numpy())
         return sums.unbind(0)
-    if (found := _sums_on_device(v, lengths)) is not None:
-        return found.unbind(0)
+    if (device_sums := _sums_on_device(v, lengths)) is not None:
+        return device_sums.unbind(0)
     return v.sum(1), v[:, 0], v.gather(1, _place(lengths, v)).squeeze(1)
 
 
@@ -341,8 +330,8 @@ class SparseLinearChain(LinearChain):
         """``emission`` unchanged: it is stored as ``[F, K]``, one row for each feature."""
         return weight
 
+    @override
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None where it has none."""
         from torchssvm.structures.chain.kind import SparseChainAdapter
 
         return SparseChainAdapter(self) if type(self.structure) is Chain else None
@@ -359,9 +348,7 @@ class SparseLinearChain(LinearChain):
             ValueError: A shape, a column or a length does not fit.
         """
         lists = None if plain() else as_lists(x, self.in_features, self.emission.dtype)
-        batch, longest = check_lists(x).columns.shape[:2]
-        if longest < 1:
-            raise ValueError(f"x.columns must have at least one position, got {list(x.columns.shape)}")
+        batch, longest = check_shape(check_lists(x).columns, "x.columns", "B", "N", "P").shape[:2]
         lengths, span = read_span(lengths, batch, longest, x.columns.device)
         extra = (self.bias, self.start_transitions, self.end_transitions)
         if lists is None:  # their number differs from batch to batch, which a graph does not take
@@ -423,4 +410,4 @@ class SparseEmission(torch.autograd.Function):
             gradient = gradient if ctx.sparse else gradient.to_dense()
         by_value = (rows[lists.token] * weight[lists.columns]).sum(1) if values_need else None
         sums = zip(sums_of(v, lengths), needs[:3], strict=True)
-        return by_value, gradient, *(found.sum(0) if need else None for found, need in sums), None, None, None
+        return by_value, gradient, *(total.sum(0) if need else None for total, need in sums), None, None, None

@@ -1,7 +1,7 @@
 """Chains for the compiled loop.
 
-A multiclass example is a chain of one token. Decoding is in the written order, so that its ties are those of
-``torchssvm.structures.chain.oracle``, but for very long sequences.
+A multiclass example is a chain of one token. Decoding is in the written order, so that ties fall as in
+``torchssvm.structures.chain.oracle``, except in very long sequences.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import set_row, set_rows
@@ -27,7 +28,7 @@ _FAR = 256  # tokens of a sequence whose scores are summed without rounding that
 
 
 class Sequences(NamedTuple):
-    """What chains have beside ``Examples``."""
+    """Cost matrix and transition masks of chains."""
 
     # ``[K, K]`` by target and label, a factor of ``Examples.cost``; or ``[0, 0]`` where all wrong labels cost the same
     cost_matrix: Any
@@ -67,12 +68,12 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 
 
 @njit
-def forbid(allowed, transition, found, first, last):
+def forbid(allowed, transition, result, first, last):
     """Copy the transitions, ``-inf`` where a pair is forbidden; write the same into the first and the last scores."""
     states = allowed.shape[1]
     for j in range(states):
         for k in range(states):
-            found[j, k] = transition[j, k] if allowed[j, k] else -np.inf
+            result[j, k] = transition[j, k] if allowed[j, k] else -np.inf
     for k in range(states):
         if not allowed[states, k]:
             first[k] = -np.inf
@@ -91,7 +92,6 @@ def augment(target, cost, cost_matrix, emission, row):
 @block.score.of(Sequences)
 @njit
 def score(kind, examples, i, labels, length, emission, transition):
-    """Score of one labeling of example i."""
     total = np.float64(emission[0, labels[0]])
     for t in range(1, length):
         if len(transition):
@@ -104,7 +104,6 @@ def score(kind, examples, i, labels, length, emission, transition):
 @block.loss_of.of(Sequences)
 @njit
 def loss_of(kind, examples, i, labels):
-    """The cost of a labeling."""
     loss, start = 0.0, examples.start[i]
     for t in range(size_of(examples, i)):
         target = examples.y[start + t]
@@ -117,12 +116,11 @@ def loss_of(kind, examples, i, labels):
 @block.mean_loss.of(Sequences)
 @njit
 def mean_loss(kind, examples, i, t, psi, total, absolute):
-    """``-<psi, delta>`` of a row; see :func:`.block.mean_loss`."""
     token = examples.start[i] + t
     target, cost = examples.y[token], examples.cost[token]
     if not len(kind.cost_matrix):
-        own = np.float64(psi[target])
-        return cost * (own - total), cost * (absolute - abs(own))
+        at_target = np.float64(psi[target])
+        return cost * (at_target - total), cost * (absolute - abs(at_target))
     told, size = 0.0, 0.0
     for k in range(kind.cost_matrix.shape[1]):
         term = cost * kind.cost_matrix[target, k] * np.float64(psi[k])
@@ -133,15 +131,15 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
 
 @block.respond.of(Sequences)
 @njit
-def respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
+def respond(kind, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
     """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before).
 
-    What is read of it are the scores of the target, of the slots ``held[:count]`` and, if it ``is_new``, of ``found``.
+    What is read of it are the scores of the target, of ``slots[:count]`` and, if it ``is_new``, of ``corner``.
     """
     response, pairs, sums = scratch.response, scratch.pairs, scratch.sums_of_label
     start, inner = examples.start[i], examples.inner_start[i]
     if length > examples.stored:
-        mark(examples.reach, examples, start, length, held, count, found, is_new, response)
+        mark(examples.reach, examples, start, length, slots, count, corner, is_new, response)
         respond_long(examples.reach, examples, start, length, labels, model.has_bias, response, sums)
     else:
         for t in range(length):
@@ -164,17 +162,15 @@ def respond(kind, examples, model, i, length, labels, scratch, held, count, foun
 
 @block.respond_to_parts.of(Sequences)
 @njit
-def respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
-    """Emissions of ``Phi Phi^T psi`` into ``response``, as :func:`respond`; returns their product with psi."""
+def respond_to_parts(kind, examples, model, i, length, psi, scratch, slots, count, corner, is_new):
     if length > examples.stored:
-        mark(examples.reach, examples, examples.start[i], length, held, count, found, is_new, scratch.response)
+        mark(examples.reach, examples, examples.start[i], length, slots, count, corner, is_new, scratch.response)
     return respond_marked(examples, model, i, length, psi, scratch)
 
 
 @block.forget_pairs.of(Sequences)
 @njit
 def forget_pairs(kind, examples, i, length, labels, pairs):
-    """Set the pairs that ``respond`` wrote back to zero."""
     start = examples.start[i]
     for u in range(1, length if len(pairs) else 1):
         pairs[labels[u - 1], labels[u]] = 0.0
@@ -184,7 +180,6 @@ def forget_pairs(kind, examples, i, length, labels, pairs):
 @block.mark_rows.of(Sequences)
 @njit
 def mark_rows(kind, examples, i, labels, used):
-    """Mark the rows of the pairs of a labeling in ``used``, which is empty where there are no pairs."""
     for t in range(1, size_of(examples, i) if len(used) else 1):
         used[labels[t - 1]] = True
 
@@ -192,7 +187,6 @@ def mark_rows(kind, examples, i, labels, used):
 @block.add_labeling.of(Sequences)
 @njit
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """``mass (p(labels) - p(y))`` added to parts; ``counts``, shaped like ``pairs``, are zero before and after."""
     start = examples.start[i]
     for t in range(length):
         new, old = labels[t], examples.y[start + t]
@@ -210,7 +204,7 @@ def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
 
 
 class SequenceAdapter(HeadAdapter):
-    """Sequences, of one token where there are no pairs."""
+    """Sequences; without pairs, of one token."""
 
     def cost_matrix(self) -> Tensor:
         """``Sequences.cost_matrix``."""
@@ -220,8 +214,8 @@ class SequenceAdapter(HeadAdapter):
         """``Sequences.allowed``."""
         return torch.ones(0, self.num_states, dtype=torch.bool)
 
+    @override
     def kind(self, *_: Any) -> Sequences:
-        """What sequences have beside ``Examples``."""
         return Sequences(self.cost_matrix().numpy(), self.allowed().numpy())
 
 
@@ -231,16 +225,18 @@ class ChainAdapter(SequenceAdapter):
     matrix, table, biases = "emission", "transition", ("bias", "start_transitions", "end_transitions")
     emission, pairs = "emission", "transition"
 
+    @override
     def allowed(self) -> Tensor:
-        """Those of the structure's transitions."""
-        found = self.structure.transitions  # type: ignore[attr-defined]
-        return super().allowed() if found is None else torch.cat([found.pairs, found.first[None], found.last[None]])
+        transitions = self.structure.transitions  # type: ignore[attr-defined]
+        if transitions is None:
+            return super().allowed()
+        return torch.cat([transitions.pairs, transitions.first[None], transitions.last[None]])
 
 
 class SparseChainAdapter(ChainAdapter):
     """:class:`SparseLinearChain`."""
 
+    @override
     def features(self, x: Any, target: Labeling) -> Lists:
-        """Positions within the lengths."""
         inside = tree_tensors(target)[0] >= 0
         return lists_within(x, inside, self.head.in_features, self.head.emission.dtype)

@@ -17,8 +17,8 @@ class NBest(NamedTuple):
     """The best outputs of every example, the best one first.
 
     Attributes:
-        labelings: ``[B, n, N]`` int64, -1 beyond the length, and everywhere where there are fewer outputs.
-        values: ``[B, n]`` float64, their scores, ``-inf`` where there are fewer outputs.
+        labelings: ``[B, n, N]`` int64, -1 beyond the length and in rows without an output.
+        values: ``[B, n]`` float64, their scores, ``-inf`` in rows without an output.
     """
 
     labelings: Tensor
@@ -26,11 +26,11 @@ class NBest(NamedTuple):
 
 
 def nbest(emission: Tensor, transition: Tensor, lengths: Tensor, n: int) -> NBest:
-    """The n best state sequences of every chain; scores on a device are copied to the host.
+    """The n best state sequences of every chain, searched on the CPU.
 
     After Viterbi, the score of the best sequence that ends in a state is known for every position, so that a search
     from the last position back only follows sequences that are among the n best (Soong and Huang, *A tree-trellis based
-    fast search for finding the N-best sentence hypotheses*, 1991). Its time is that of Viterbi, and ``n N K``.
+    fast search for finding the N-best sentence hypotheses*, 1991). It takes as long as Viterbi, plus O(n N K).
 
     Args:
         emission: ``[B, N, K]``, float32 or float64.
@@ -47,7 +47,7 @@ def nbest(emission: Tensor, transition: Tensor, lengths: Tensor, n: int) -> NBes
     rooms = np.empty((2, longest, states), scores.dtype), np.empty(n), np.empty((n, 3), np.int64)
     if batch:
         search(scores, pairs, lengths.numpy(), *rooms, labels, values)
-    return NBest(*(torch.from_numpy(found).to(emission.device) for found in (labels, values)))
+    return NBest(*(torch.from_numpy(array).to(emission.device) for array in (labels, values)))
 
 
 @njit
@@ -71,18 +71,18 @@ def search(
         for k in range(states):
             if waiting < room or scores[last, k] > totals[room - 1]:
                 waiting = _insert(totals, branches, waiting, room, scores[last, k], 0, last, k)
-        for found in range(labels.shape[1]):
+        for rank in range(labels.shape[1]):
             if waiting == 0:
                 break
             total, parent, at, state = totals[0], branches[0, 0], branches[0, 1], branches[0, 2]
             for c in range(1, waiting):
                 _copy(totals, branches, c, c - 1)
-            room = labels.shape[1] - found - 1  # more of them are not asked for
+            room = labels.shape[1] - rank - 1  # more of them are not asked for
             waiting = min(waiting - 1, room)
-            values[b, found] = total
+            values[b, rank] = total
             for t in range(at + 1, last + 1):
-                labels[b, found, t] = labels[b, parent, t]
-            labels[b, found, at] = state
+                labels[b, rank, t] = labels[b, parent, t]
+            labels[b, rank, at] = state
             for t in range(at, 0, -1):
                 matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
                 most = messages[t - 1, state]
@@ -90,9 +90,9 @@ def search(
                 for j in range(states):
                     value = total - (most - (scores[t - 1, j] + matrix[j, state]))
                     if j != best and (waiting < room or (room > 0 and value > totals[room - 1])):
-                        waiting = _insert(totals, branches, waiting, room, value, found, t - 1, j)
+                        waiting = _insert(totals, branches, waiting, room, value, rank, t - 1, j)
                 state = best
-                labels[b, found, t - 1] = state
+                labels[b, rank, t - 1] = state
 
 
 @njit

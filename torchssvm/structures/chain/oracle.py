@@ -10,10 +10,11 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import add_row, set_row
-from torchssvm.core.arguments import check_scores, row_name
+from torchssvm.core.arguments import check_length_form
 from torchssvm.core.launch import as_array, compiles, launch, once, plan
 from torchssvm.core.operators import define
 from torchssvm.core.triton_support import triton_available
+from torchssvm.structures.common import check_operands, check_range
 from torchssvm.structures.maxplus import backtrack, maxplus_rows, send_forward
 
 _NONE = np.empty(0, np.int64)
@@ -42,17 +43,17 @@ def viterbi(emission: Tensor, transition: Tensor, lengths: Tensor | None = None)
 
 
 def _fake(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check_shapes(emission, transition, lengths)
+    _check(emission, transition, lengths)
     labels = emission.new_empty(emission.shape[:2], dtype=torch.int64)
     return labels, emission.new_empty(emission.shape[0])
 
 
 def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check_shapes(emission, transition, lengths)
+    _check(emission, transition, lengths)
     batch, longest, states = emission.shape
     if not compiles(emission, transition):
-        if lengths is not None and bool(((lengths < 1) | (lengths > longest)).any()):
-            raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {lengths.tolist()}")
+        if lengths is not None:
+            check_range(lengths, batch, longest)
         return viterbi_torch(emission, transition, lengths)
     # Arrays from here on: making, viewing and converting a tensor takes microseconds, longer than decoding a chain.
     scores = as_array(emission)
@@ -71,15 +72,13 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
         [(2 * group * longest * states, emission.dtype), (batch + longest + 1 + group, torch.int64)],
         each=states**2,
     )
-    if (row := max(bad, default=-1)) >= 0:
-        raise ValueError(
-            f"lengths must lie between 1 and the padded length {longest}, got {run[row]} in {row_name(row)}"
-        )
+    if max(bad, default=-1) >= 0:
+        check_range(torch.from_numpy(known), batch, longest)
     return torch.from_numpy(labels), torch.from_numpy(value)
 
 
 def _on_cuda(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    _check_shapes(emission, transition, lengths)
+    _check(emission, transition, lengths)
     fits = emission.shape[2] < 2**15  # back-pointers of two bytes
     if fits and triton_available() and compiles(emission, transition):
         from torchssvm.structures.chain.triton import viterbi_triton
@@ -88,21 +87,11 @@ def _on_cuda(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tu
     return viterbi_torch(emission, transition, lengths)
 
 
-def _check_shapes(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> None:
-    check_scores(emission=emission, transition=transition)
-    if emission.ndim != 3:
-        raise ValueError(f"emission must be [B, N, K], got {list(emission.shape)}")
-    batch, longest, states = emission.shape
-    if not longest or not states:
-        raise ValueError(f"emission must have at least one position and one state, got {list(emission.shape)}")
-    shapes = (states, states), (batch, states, states), (batch, longest - 1, states, states)
-    if transition.ndim < 2 or transition.ndim > 4 or transition.shape != shapes[transition.ndim - 2]:
-        raise ValueError(
-            f"transition must be [K, K], [B, K, K] or [B, N-1, K, K] for emission [B, N, K] = "
-            f"{list(emission.shape)}, got {list(transition.shape)}"
-        )
-    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int64):
-        raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
+def _check(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> None:
+    by = ["B", "N-1"][: transition.ndim - 2]
+    check_operands(emission=(emission, "BNK"), transition=(transition, (*by, "K", "K")))
+    if lengths is not None:
+        check_length_form(lengths, len(emission))
 
 
 @torch.no_grad()
@@ -116,9 +105,9 @@ def viterbi_torch(emission: Tensor, transition: Tensor, lengths: Tensor | None =
     if lengths is not None:
         real = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
     every = transition.expand(batch, *transition.shape) if transition.ndim == 2 else transition
-    found = viterbi_by_level(emission, every, torch.zeros_like(emission, dtype=torch.int64), real)
+    best = viterbi_by_level(emission, every, torch.zeros_like(emission, dtype=torch.int64), real)
     level = torch.zeros(batch, dtype=torch.int64, device=emission.device)
-    return found.labels(level), found.scores[:, 0]
+    return best.labels(level), best.scores[:, 0]
 
 
 _operator = define(
@@ -145,7 +134,7 @@ def decode(emission, pairs, lengths, group, height, begin, end, memory, places, 
         labels, value: ``[B, N]`` and ``[B]``, to be filled.
 
     Returns:
-        -1, or the first chain found whose length is not in 1 to N.
+        -1, or the first chain whose length is not in 1 to N.
     """
     longest, states, count = emission.shape[1], emission.shape[2], end - begin
     size = group * longest * states
@@ -215,7 +204,7 @@ def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> None:
             score = 0.0
             for t in range(longest):
                 state = labels[b, c, t]
-                if state < 0:
+                if state < 0 or state >= emission.shape[2]:  # the latter from a damaged checkpoint
                     break
                 score += emission[b, t, state]
                 if t > 0:
@@ -232,7 +221,7 @@ def add_parts(labels: Any, mass: Any, emission: Any, pairs: Any) -> None:
             share = emission.dtype.type(mass[b, c])
             for t in range(longest):
                 state = labels[b, c, t]
-                if state < 0:
+                if state < 0 or state >= emission.shape[2]:
                     break
                 emission[b, t, state] += share
                 if t > 0:

@@ -52,9 +52,9 @@ class ChainDecoder(nn.Module):
 
         # Shapes are stated by `expand` with the batch: a traced loop must know it from within.
         def forth(best: Tensor, at: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-            own, inside, start, *pair = at
+            scores, inside, start, *pair = at
             message = (best.unsqueeze(2) + (pair[0] if pair else transition)).amax(1).expand(batch, states)
-            reached = torch.where(start, own, own + message)
+            reached = torch.where(start, scores, scores + message)
             best = torch.where(inside.unsqueeze(1), reached, best)
             return best, best.clone()
 

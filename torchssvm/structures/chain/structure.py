@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_whole
 from torchssvm.core.launch import arrays, by_example, fits_numba
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host, upload
@@ -19,8 +19,8 @@ from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
-from torchssvm.structures.common import WeightedLabels, check_labels, check_lengths
-from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, real_rows
+from torchssvm.structures.common import WeightedLabels, check_labels, check_lengths, check_potentials
+from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, node_costs, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 
 
@@ -95,7 +95,7 @@ class Chain(Labelled, Indexed):
 
     @gated
     def nbest(self, potentials: Potentials, n: int) -> NBest:
-        """The n best outputs of every example, the first one that of :meth:`argmax`; equals in no certain order.
+        """The n best outputs of every example, in descending order; ties may come in any order.
 
         Args:
             n: How many, at least 1.
@@ -106,8 +106,8 @@ class Chain(Labelled, Indexed):
 
         Example:
             >>> scores = torch.tensor([[[1.0, 0.0], [0.0, 0.25]]])
-            >>> found = Chain(2).nbest(Potentials({"emission": scores, "transition": torch.zeros(1, 2, 2)}), n=2)
-            >>> found.labelings, found.values
+            >>> best = Chain(2).nbest(Potentials({"emission": scores, "transition": torch.zeros(1, 2, 2)}), n=2)
+            >>> best.labelings, best.values
             (tensor([[[0, 1],
                      [0, 0]]]), tensor([[1.2500, 1.0000]], dtype=torch.float64))
         """
@@ -118,9 +118,9 @@ class Chain(Labelled, Indexed):
         return nbest(restricted["emission"], restricted["transition"], real.sum(1).cpu(), n)
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each state at each position, ``[B, N, K]``."""
-        found = self.restricted(potentials)
-        emission, transition = found["emission"], found["transition"]
+        """Margins of each state at each position, ``[B, N, K]``."""
+        restricted = self.restricted(potentials)
+        emission, transition = restricted["emission"], restricted["transition"]
         if not self.shared:  # by the child: the first position has none
             transition = torch.cat([transition.new_zeros(len(transition), 1, *transition.shape[2:]), transition], 1)
         labels = self.argmax(potentials).labeling
@@ -170,8 +170,8 @@ class Chain(Labelled, Indexed):
         kernels.add_parts(*arrays(labels, mass.to(torch.float64).contiguous(), emission, pairs))
         return parts
 
+    @override
     def resize(self, labelings: Tensor, target: Tensor | WeightedLabels) -> Tensor:
-        """Cropped or padded to the length of this batch."""
         return super().resize(labelings, _labels(target))
 
     def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor | WeightedLabels:
@@ -188,35 +188,25 @@ class Chain(Labelled, Indexed):
         if not isinstance(target, WeightedLabels):
             return labels
         real = labels >= 0
-        weights = check_tensor(target.weights, "target.weights")
-        if weights.shape != labels.shape or not bool(((weights >= 0) & torch.isfinite(weights))[real].all()):
-            raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
-        return WeightedLabels(labels, weights.masked_fill(~real, 0.0))
+        node_costs(target.weights, real)
+        return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
 
     def _check_potentials(self, potentials: Potentials) -> torch.Size:
         """The shape of the emissions; ValueError unless these are scores of this chain's states and pairs."""
-        if potentials.tensors.keys() != {"emission", "transition"} or potentials["emission"].ndim != 3:
-            raise ValueError(f"a chain takes potentials emission [B, N, K] and transition, got {potentials}")
-        emission, transition = potentials["emission"], potentials["transition"]
-        batch, longest, states = emission.shape
-        pairs = [batch, states, states] if self.shared else [batch, max(longest - 1, 0), states, states]
-        if states != self.num_states or list(transition.shape) != pairs:
-            raise ValueError(
-                f"potentials of {self} must be emission [B, N, {self.num_states}] and transition {pairs}; got "
-                f"{list(emission.shape)} and {list(transition.shape)}"
-            )
-        return emission.shape
+        states, steps = self.num_states, () if self.shared else ("N-1",)
+        shapes = {"emission": ("B", "N", states), "transition": ("B", *steps, states, states)}
+        return check_potentials(potentials, shapes)[0].shape
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The positions and pairs of each example, where ``ragged`` does not say it."""
         if potentials.lengths is None or potentials.ragged:
             return {}
         real = real_rows(potentials, "emission")
-        own = {"emission": real.unsqueeze(2)}
-        return own if self.shared else {**own, "transition": real[:, 1:, None, None]}
+        places = {"emission": real.unsqueeze(2)}
+        return places if self.shared else {**places, "transition": real[:, 1:, None, None]}
 
     def extends(self, other: Structure) -> bool:
-        """Also a chain of more states; the first ones are those of ``other``."""
+        """Whether ``other`` is this chain restricted to its first states."""
         if not isinstance(other, Chain):
             return False
         mine, theirs = self.transitions, other.transitions
@@ -227,8 +217,8 @@ class Chain(Labelled, Indexed):
         less = Chain(size, shared=self.shared, normalize=self.normalize, class_weight=weight, transitions=theirs)
         return type(self) is Chain and less.same_as(other)
 
+    @override
     def _plain(self) -> nn.Module:
-        """Viterbi."""
         from torchssvm.structures.chain.plain import ChainDecoder
 
         return ChainDecoder(self)
@@ -246,8 +236,8 @@ class Chain(Labelled, Indexed):
                 labels = torch.where(allowed.unsqueeze(1), labels, some)  # it may be an output of some examples only
             yield labels
 
+    @override
     def costs(self, target: Tensor | WeightedLabels) -> Tensor:
-        """The cost of a wrong label at each token: ``[B, N]`` float64, zero in the padding."""
         labels = _labels(target)
         real = labels >= 0
         costs = real.to(torch.float64)

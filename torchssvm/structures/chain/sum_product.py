@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_scores
 from torchssvm.core.launch import compiles
 from torchssvm.core.triton_support import triton_available
 
@@ -27,11 +26,7 @@ def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = N
         ``states`` ``[B, N, K]``, the probability of each state, zero beyond the length; ``pairs``, the probabilities of
         neighbouring states, ``[B, N-1, K, K]`` if transitions depend on the position, otherwise summed over the
         positions, ``[B, K, K]``; and ``log_partition`` ``[B]`` float64, ``log Z``.
-
-    Raises:
-        ValueError: Scores are not floating.
     """
-    check_scores(emission=emission, transition=transition)
     batch, longest, _ = emission.shape
     if emission.is_cuda and not torch.compiler.is_compiling() and compiles(emission, transition) and triton_available():
         from torchssvm.structures.chain.sum_product_triton import fits, sum_product_triton

@@ -49,7 +49,7 @@ def sum_product_triton(emission: Tensor, transition: Tensor, lengths: Tensor | N
 
 @triton.jit
 def _highest(scores):
-    """The maximum along the first axis; 0 where all are ``-inf``, as those of a state that no other may precede."""
+    """The maximum along the first axis; 0 where all are ``-inf``, as for a state without a predecessor."""
     highest = tl.max(scores, 0)
     return tl.where(highest == -float("inf"), 0.0, highest)
 

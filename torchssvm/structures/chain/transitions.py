@@ -56,11 +56,11 @@ class Transitions:
         self._check_lengths(_FIRST)
 
     def _check_lengths(self, longest: int) -> None:
-        """Raise ValueError unless there are sequences of each length up to ``longest``.
+        """Raise ValueError unless some sequence of each length up to ``longest`` is allowed.
 
-        The states that a sequence of some length may end with depend on those of the length before: once these sets
-        come again, all later ones do. That may take more lengths than can be counted, so no more are looked at than
-        are asked for. The sets are compared with the last one of a length that is a power of two (Brent, 1980).
+        The set of reachable last states depends only on the set one length before, so the sets end in a cycle. The
+        cycle may be very long, so only the lengths that are asked for are checked. Brent's algorithm (1980) finds the
+        cycle: each set is compared with the set at the last power of two.
         """
         pairs, last = self.pairs.cpu().numpy(), self.last.cpu().numpy()
         while self._checked < longest:
@@ -86,7 +86,7 @@ class Transitions:
         """Chain potentials that are ``-inf`` where a state or a pair is forbidden.
 
         Raises:
-            ValueError: There is no sequence at all of a length up to that of the potentials.
+            ValueError: No sequence of some length up to N is allowed.
         """
         allowed = self.to(potentials.device)
         emission, transition = potentials.tensors["emission"], potentials.tensors["transition"]
@@ -123,23 +123,23 @@ class Transitions:
         if not bool(wrong.any()):
             return
         row = int(wrong.nonzero()[0, 0])
-        own = labels[row][labels[row] >= 0].tolist()
-        shown = [f"state {state}" if names is None else repr(names[state]) for state in own]
+        states = labels[row][labels[row] >= 0].tolist()
+        shown = [f"state {state}" if names is None else repr(names[state]) for state in states]
         pairs, first, last = self.pairs.tolist(), self.first.tolist(), self.last.tolist()
-        if not first[own[0]]:
+        if not first[states[0]]:
             what = f"begins with {shown[0]}"
-        elif not last[own[-1]]:
+        elif not last[states[-1]]:
             what = f"ends with {shown[-1]}"
         else:
-            place = next(t for t in range(1, len(own)) if not pairs[own[t - 1]][own[t]])
+            place = next(t for t in range(1, len(states)) if not pairs[states[t - 1]][states[t]])
             what = f"has {shown[place]} after {shown[place - 1].removeprefix('state ')} at position {place}"
         which = f"target {what} in {row_name(row)}" if names is None else f"y[{number_of(row)}] {what}"
         raise ValueError(f"{which}, which the transitions forbid: repair it, or allow it")
 
     def extends(self, other: Transitions) -> bool:
-        """Whether the first states are those of ``other``, and the same sequences of them are outputs."""
+        """Whether ``other`` allows the same sequences of the first states."""
         size = len(other.first)
-        mine, theirs = ((own.pairs[:size, :size], own.first[:size], own.last[:size]) for own in (self, other))
+        mine, theirs = ((one.pairs[:size, :size], one.first[:size], one.last[:size]) for one in (self, other))
         return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
     def __repr__(self) -> str:

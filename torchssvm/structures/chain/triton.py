@@ -123,8 +123,8 @@ def _decode_by_tiles(
                 known = row < states
                 score = tl.load(old + row, known, -float("inf"))
                 place = row.to(tl.int64)[:, None] * states + column[None, :]
-                found = score[:, None] + tl.load(matrix + place, known[:, None] & inside[None, :], 0.0)
-                highest, index = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+                scores = score[:, None] + tl.load(matrix + place, known[:, None] & inside[None, :], 0.0)
+                highest, index = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
                 better = highest > best  # ties go to the earlier tile
                 best, before = tl.where(better, highest, best), tl.where(better, top + index, before)
             tl.store(pointers + t * states + column, tl.minimum(before, states - 1).to(tl.int16), inside)
@@ -155,9 +155,9 @@ def _advance(
     old_scores = old + chain * states
     for row in tl.range(0, states, loop_unroll_factor=8):
         score = tl.load(old_scores + row, real, 0.0)
-        found = score[:, None] + tl.load(pairs + tl.cast(row, tl.int64) * states, inside, 0.0)[None, :]
-        better = found > best  # ties go to the first row
-        best, before = tl.where(better, found, best), tl.where(better, row, before)
+        scores = score[:, None] + tl.load(pairs + tl.cast(row, tl.int64) * states, inside, 0.0)[None, :]
+        better = scores > best  # ties go to the first row
+        best, before = tl.where(better, scores, best), tl.where(better, row, before)
     at = (chain[:, None] * longest + t) * states + column[None, :]
     tl.store(pointers + at, before.to(tl.int16), both)
     running = t < tl.load(lengths + chain, real, 0)
@@ -182,8 +182,8 @@ def _end(ending, pointers, labels, value, length, longest, states, tile: tl.cons
     last = 0
     for left in range(0, states, tile):
         column = left + tl.arange(0, tile)
-        found = tl.load(ending + column, column < states, -float("inf"))
-        highest, index = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+        scores = tl.load(ending + column, column < states, -float("inf"))
+        highest, index = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
         if highest > best:
             best = highest
             last = left + index

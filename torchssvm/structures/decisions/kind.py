@@ -1,6 +1,6 @@
 """Decisions for the compiled loop: a row of features for each variable, or one for all.
 
-Each oracle is a kind. Ties are those of the oracles' ``solve``.
+Each oracle is a kind and breaks ties as its ``solve`` does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import ByKind, njit
 from torchssvm.compiler.vectors import sort_falling
@@ -70,7 +71,6 @@ def solve(kind, i, room):
 @solve.of(Paths)
 @njit
 def solve_path(kind, i, room):
-    """Dynamic programming."""
     graph = kind.order, kind.tails, kind.heads, kind.source, kind.sink
     shortest_paths(room.costs, *graph, room.numbers, room.places, room.y, room.value)
 
@@ -78,7 +78,6 @@ def solve_path(kind, i, room):
 @solve.of(Knapsacks)
 @njit
 def solve_knapsack(kind, i, room):
-    """Dynamic programming."""
     knapsacks(room.costs, kind.weights, kind.given[i : i + 1], room.numbers, room.taken, room.y)
 
 
@@ -95,7 +94,6 @@ def sort_by_gain(kind, room):
 @solve.of(Selections)
 @njit
 def solve_selection(kind, i, room):
-    """By sorting."""
     sort_by_gain(kind, room)
     for place in range(kind.given[i]):
         d = room.order[0, place]
@@ -105,7 +103,6 @@ def solve_selection(kind, i, room):
 @solve.of(Trees)
 @njit
 def solve_tree(kind, i, room):
-    """Kruskal's algorithm."""
     sort_by_gain(kind, room)
     spanning_trees(room.order, kind.edges, room.places, room.y)
 
@@ -113,7 +110,6 @@ def solve_tree(kind, i, room):
 @solve.of(Assignments)
 @njit
 def solve_assignment(kind, i, room):
-    """A matching with scores that are all positive."""
     gains, least, most = room.costs[0], np.inf, -np.inf
     for d in range(len(gains)):
         gains[d] = gains[d] if kind.factor > 0.0 else -gains[d]
@@ -200,7 +196,7 @@ for _kind in (Paths, Selections, Knapsacks, Trees, Assignments):
 
 
 ORACLES = (Assignment, Knapsack, Selection, ShortestPath, SpanningTree)
-"""Those that kernels can call."""
+"""Oracles with a compiled kernel."""
 
 
 class DecisionAdapter(HeadAdapter):
@@ -212,37 +208,29 @@ class DecisionAdapter(HeadAdapter):
         super().__init__(head)
         self.products, self.known = not head.shared, False
 
+    @override
     def inputs(self, x: Any) -> Any:
-        """The features, with what else is known or without."""
         return x if isinstance(x, Tensor) else x.x
 
+    @override
     def targets(self, target: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The decisions, and what a variable's change costs.
-
-        Raises:
-            ValueError: A decision is neither 0 nor 1.
-        """
         y = target.y.to(torch.int64)
         if bool(((target.y != 0) & (target.y != 1)).any()):
             raise ValueError("target.y has numbers other than 0 and 1: make targets by Decisions(oracle).target(costs)")
         delta: Any = self.structure.loss_potentials(target)[0]
         return y.flatten(), delta.flatten(), torch.full((len(y),), y.shape[1])
 
+    @override
     def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        """A row for each variable, or one."""
         return sizes if self.head.shared else torch.ones_like(sizes)
 
+    @override
     def features(self, x: Any, target: Any) -> Tensor:
-        """The same rows."""
-        found = self.inputs(x)
-        return found.flatten(0, 1) if self.head.shared else found
+        features = self.inputs(x)
+        return features.flatten(0, 1) if self.head.shared else features
 
+    @override
     def own(self, x: Any, target: Any, potentials: Potentials) -> dict[str, Ragged]:
-        """What the oracle is given.
-
-        Raises:
-            ValueError: It does not fit the oracle, or a target is not optimal.
-        """
         structure: Any = self.structure
         given, batch, oracle = potentials.given, len(target.y), structure.oracle  # type: ignore[attr-defined]
         structure.regret(structure.target(target.cost, given), target)
@@ -254,8 +242,8 @@ class DecisionAdapter(HeadAdapter):
             numbers = whole_numbers(given.cpu().numpy(), batch, "the size")
         return {"given": (torch.ones(batch, dtype=torch.int64), torch.from_numpy(numbers))}
 
+    @override
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        """That of the oracle, from what it is given, ``[n]`` int64."""
         oracle: Any = self.structure.oracle  # type: ignore[attr-defined]
         given = own["given"][1].numpy()
         common = self.head.shared, self.known, 2.0 if oracle.maximize else -2.0
@@ -270,14 +258,14 @@ class DecisionAdapter(HeadAdapter):
             return kinds.Trees(*common, oracle.edges)
         return kinds.Assignments(*common, oracle.tasks)
 
+    @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        """Makes the room of the oracle."""
         return partial(kinds.make_room, self.structure.oracle, examples.kind)  # type: ignore[attr-defined]
 
+    @override
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        """A row of D for each example."""
         return {self.emission: (torch.ones_like(lengths), (self.head.structure.num_costs,))}
 
+    @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        """Chosen or not."""
         return 0, torch.ones_like(lengths)

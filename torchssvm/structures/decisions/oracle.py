@@ -1,4 +1,4 @@
-"""What solves the problem of a decision: an oracle, and the oracle made of a function."""
+"""Oracles that solve decision problems; a function can serve as one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_readable, check_whole
 
@@ -111,8 +112,8 @@ class FunctionOracle(DecisionOracle):
         self.function = function
         self.maximize = maximize
 
+    @override
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
-        """``function(costs)``, or ``function(costs, given)`` where something is given."""
         return self.function(costs) if given is None else self.function(costs, given)
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.operators import full_precision, product
-from torchssvm.structures.common import Head, check_shape, check_structure, weight
+from torchssvm.structures.common import Head, check_fields, check_shape, check_structure, weight
 from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
 
 
@@ -38,9 +38,7 @@ class Graphs(NamedTuple):
 
 def read_graphs(x: Graphs, node_features: int, edge_features: int) -> Graphs:
     """The argument ``x`` of a head of graphs, or any tuple of its fields in the same order."""
-    if not isinstance(x, tuple) or len(x) != 3:
-        raise TypeError(f"x must be Graphs(nodes, edge_features, edges), got a {type(x).__name__}")
-    x = Graphs(*x)
+    x = check_fields(x, Graphs)
     bound: dict[str, int] = {}
     check_shape(x.nodes, "x.nodes", "B", "N", node_features, bound=bound)
     check_shape(x.edge_features, "x.edge_features", "B", "E", edge_features, bound=bound)

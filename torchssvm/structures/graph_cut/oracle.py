@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import needs
 from torchssvm.core.threads import run_in_chunks
-from torchssvm.structures.common import check_edges, check_shape, own_lengths, reject_entries
+from torchssvm.structures.common import check_edges, check_operands, own_lengths, reject_entries
 
 _GRAIN = 2000.0  # nodes and edges solved in the time another thread takes to wake up
 
@@ -225,9 +225,7 @@ def without_padding(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor |
 
 def _checked(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Copies of edges and lengths, as in :class:`GraphPotentials`."""
-    bound: dict[str, int] = {}
-    check_shape(node, "node", "B", "N", bound=bound)
-    check_shape(edge, "edge", "B", "E", bound=bound)
+    check_operands(node=(node, "BN"), edge=(edge, "BE"))
     lengths = own_lengths(lengths, *node.shape)
     return check_edges(edges, edge.shape[1], node.shape, lengths), lengths
 

@@ -91,7 +91,7 @@ class HiddenStates(Around):
 
     @property
     def num_labels(self) -> int:
-        """How many labels there are."""
+        """L, the number of labels."""
         return int(self.shows.max()) + 1
 
     def observe(self, states: Tensor) -> Tensor:
@@ -142,7 +142,6 @@ class HiddenStates(Around):
         return Completed(target.observed, states)
 
     @override
-    @override
     def choose_target(self, potentials: Potentials, given: Tensor | Completed, target: Completed) -> Completed:
         return target if isinstance(given, Completed) else self.complete(potentials, target)
 
@@ -150,8 +149,8 @@ class HiddenStates(Around):
     def marginals(self, potentials: Potentials) -> Marginals:
         return self.structure.marginals(potentials)
 
+    @override
     def target_marginals(self, potentials: Potentials, target: Completed) -> Marginals:
-        """The marginals of the distribution on states that show the target's labels."""
         delta, _ = loss_by_name(self.structure, target.states, potentials)
         tensors = {
             name: potentials.tensors[name].detach().masked_fill(self._wrong(target.observed, costs) > 0.0, -torch.inf)
@@ -163,14 +162,14 @@ class HiddenStates(Around):
         return output.states if isinstance(output, Completed) else output
 
     def loss(self, labeling: Tensor | Completed, target: Completed) -> Tensor:
-        """What states that show wrong labels cost, ``[B]``."""
+        """The cost of states that show wrong labels, ``[B]``."""
         states = self._inner(labeling)
         return self.structure.loss(
             torch.where(self._shown(states, target.observed), target.states, states), target.states
         )
 
     def loss_potentials(self, target: Completed) -> tuple[Tensor | Parts, Tensor]:
-        """Those of the structure, and 0 for states that show the right label."""
+        """The structure's costs, and 0 for states that show the right label."""
         delta, constant = self.structure.loss_potentials(target.states)
         if isinstance(delta, Tensor):
             return delta * self._wrong(target.observed, delta), constant

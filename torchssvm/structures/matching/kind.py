@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import dot, exact_dot, set_row
@@ -49,21 +50,19 @@ def spread(line, widths, start, wide, labels, costs, y, cost):
     """Copy labels and costs, edge after edge, to rows of ``wide`` numbers."""
     for i in range(len(widths)):
         for place in range(line[i + 1] - line[i]):
-            there = start[i] + place // widths[i] * wide + place % widths[i]
-            y[there], cost[there] = labels[line[i] + place], costs[line[i] + place]
+            at = start[i] + place // widths[i] * wide + place % widths[i]
+            y[at], cost[at] = labels[line[i] + place], costs[line[i] + place]
 
 
 @block.length_of.of(Edges)
 @njit
 def left_nodes(kind, examples, i):
-    """A row of scores for each left node."""
     return kind.heights[i]
 
 
 @block.potentials.of(Edges)
 @njit
 def edge_potentials(kind, examples, model, i, scratch):
-    """The scores of all edges, 0 beyond the right nodes."""
     fill_scores(kind, examples, i, model.emission, scratch.emission)
     return kind.heights[i]
 
@@ -83,7 +82,6 @@ def fill_scores(kind, examples, i, weights, scores):
 @block.score.of(Edges)
 @njit
 def edge_score(kind, examples, i, labels, length, emission, transition):
-    """The scores of the edges of the matching."""
     total, wide = 0.0, size_of(examples, i) // length
     for s in range(length):
         for t in range(kind.widths[i]):
@@ -95,7 +93,6 @@ def edge_score(kind, examples, i, labels, length, emission, transition):
 @block.loss_of.of(Edges)
 @njit
 def edge_loss(kind, examples, i, labels):
-    """The costs of wrong and of missed edges; possible ones cost nothing."""
     total, start = 0.0, examples.start[i]
     for place in range(size_of(examples, i)):
         if (labels[place] == 1) != (examples.y[start + place] == 1):
@@ -106,7 +103,6 @@ def edge_loss(kind, examples, i, labels):
 @block.mean_loss.of(Edges)
 @njit
 def edge_mean_loss(kind, examples, i, t, psi, total, absolute):
-    """An edge costs where it is not as in the target."""
     told, size, row = 0.0, 0.0, examples.start[i] + t * (size_of(examples, i) // kind.heights[i])
     for k in range(kind.widths[i]):
         term = examples.cost[row + k] * np.float64(psi[k])
@@ -118,7 +114,6 @@ def edge_mean_loss(kind, examples, i, t, psi, total, absolute):
 @block.add_labeling.of(Edges)
 @njit
 def add_edges(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """The edges that are in one of the two alone."""
     start, wide = examples.start[i], size_of(examples, i) // length
     for s in range(length):
         for t in range(kind.widths[i]):
@@ -130,15 +125,14 @@ def add_edges(kind, examples, i, length, labels, mass, delta, pairs, counts):
 @block.decode.of(Edges)
 @njit
 def decode_edges(kind, examples, i, length, scratch, transition, labels):
-    """The best matching with the loss added."""
     start, width, room = examples.start[i], kind.widths[i], scratch.room
     wide = size_of(examples, i) // length
     for s in range(length):
         for t in range(wide):
             labels[s * wide + t] = 0 if t < width else -1
             if t < width:
-                cost, own = examples.added[start + s * wide + t], examples.y[start + s * wide + t] == 1
-                room.scores[s, t] = scratch.emission[s, t] + (-cost if own else cost)
+                cost, is_true = examples.added[start + s * wide + t], examples.y[start + s * wide + t] == 1
+                room.scores[s, t] = scratch.emission[s, t] + (-cost if is_true else cost)
     match(room.scores, length, width, room.numbers, room.places, room.partner)
     for s in range(length):
         if room.partner[s] >= 0:
@@ -173,8 +167,7 @@ def forget_sums(kind, examples, i, parts, sums):
 
 @block.respond_to_parts.of(Edges)
 @njit
-def edge_respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
-    """``Phi Phi^T psi``."""
+def edge_respond_to_parts(kind, examples, model, i, length, psi, scratch, slots, count, corner, is_new):
     sums, response, line, total = scratch.sums_of_label, scratch.response, examples.line[i], 0.0
     sum_edges(kind, examples, i, psi, sums)
     for s in range(length):
@@ -188,19 +181,17 @@ def edge_respond_to_parts(kind, examples, model, i, length, psi, scratch, held, 
 
 @block.respond.of(Edges)
 @njit
-def edge_respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
-    """``Phi Phi^T (p(labels) - p(y))``."""
+def edge_respond(kind, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
     delta = scratch.delta
     for s in range(length):
         set_row(delta[s], None, None, 0.0)
     add_edges(kind, examples, i, length, labels, 1.0, delta, scratch.pairs, scratch.pairs)
-    edge_respond_to_parts(kind, examples, model, i, length, delta, scratch, held, count, found, is_new)
+    edge_respond_to_parts(kind, examples, model, i, length, delta, scratch, slots, count, corner, is_new)
 
 
 @block.squared_length.of(Edges)
 @njit
 def edge_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
-    """``|Phi_i^T delta|^2``."""
     for s in range(length):
         scratch.squares[s] = exact_dot(delta[s], delta[s])
     sum_edges(kind, examples, i, delta, scratch.sums_of_label)
@@ -210,7 +201,6 @@ def edge_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
 @block.add_to_weights.of(Edges)
 @njit
 def add_edges_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
-    """``w += factor Phi_i^T delta``; sums in float64 are rounded once."""
     sums, line = scratch.sums_of_label, examples.line[i]
     sum_edges(kind, examples, i, delta, sums)
     for f in range(examples.x.shape[1] if examples.dense else 0):
@@ -237,65 +227,65 @@ class MatchingAdapter(VectorAdapter):
     sizes = (1, 1)
 
     @property
+    @override
     def num_states(self) -> int:
-        """T."""
         return self.sizes[1]
 
+    @override
     def inputs(self, x: Any) -> Any:
-        """The features, with the numbers of right nodes or without."""
         return x if isinstance(x, Tensor) else x.features
 
+    @override
     def targets(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The edges between the nodes of each example, and what a wrong label costs."""
         real = target >= 0
         delta: Any = self.structure.loss_potentials(target)[0]
         return target[real], delta.abs()[real], real.sum((1, 2))
 
+    @override
     def features(self, x: Any, target: Tensor) -> Tensor:
-        """Those of the same edges."""
         return self.inputs(x)[target >= 0]
 
+    @override
     def lengths(self, sizes: Tensor, potentials: Potentials) -> Tensor:
-        """Left nodes."""
         return torch.full_like(sizes, potentials.single.shape[1]) if potentials.lengths is None else potentials.lengths
 
+    @override
     def own(self, x: Any, target: Tensor, potentials: Potentials) -> dict[str, Ragged]:
-        """The numbers of left and of right nodes."""
         self.note(potentials, tuple(potentials.single.shape[1:]))
         sides = [(target >= 0).any(axis).sum(1) for axis in (2, 1)]
         return {"sides": (torch.ones_like(sides[0]), torch.stack(sides, 1))}
 
+    @override
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """Rows of labels of T numbers, and the kind."""
         heights, widths = (side.contiguous().numpy() for side in own["sides"][1].unbind(1))
         start = np.append(0, (heights * self.num_states).cumsum())
         y, cost = np.full(start[-1], -1), np.zeros(start[-1])
         spread(examples.line, widths, start, self.num_states, examples.y, examples.cost, y, cost)
-        found = examples._replace(y=y, cost=cost, added=cost.astype(examples.added.dtype), start=start)
-        return found._replace(kind=Edges(heights, widths))
+        examples = examples._replace(y=y, cost=cost, added=cost.astype(examples.added.dtype), start=start)
+        return examples._replace(kind=Edges(heights, widths))
 
+    @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        """Makes the room of the oracle."""
         return partial(make_edge_room, int(examples.kind.heights.max()), self.num_states)
 
+    @override
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        """A row of T for each left node; or one of S T where no batch has lengths."""
         if self.ragged:
             return {self.emission: (lengths, (self.num_states,))}
         return {self.emission: (torch.ones_like(lengths), self.sizes)}
 
+    @override
     def label_counts(self, lengths: Tensor) -> Tensor:
-        """A row of T for each left node."""
         return lengths * self.num_states
 
+    @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        """-1 beyond the nodes, or whether an edge is in the matching."""
         return -1, torch.ones_like(lengths)
 
+    @override
     def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The rows, one after another; of the sizes of :meth:`longest_labeling` they share the memory."""
         return fit(labelings, self.sizes, -1).flatten(2)
 
+    @override
     def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, S, T]``, of the largest batches."""
         return torch.ones(1, *self.sizes, dtype=torch.int64)

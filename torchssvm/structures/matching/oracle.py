@@ -18,6 +18,7 @@ from torch import Tensor
 from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_int64
 from torchssvm.core.triton_support import triton_available
+from torchssvm.structures.common import check_operands
 
 
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
@@ -38,28 +39,27 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
         ``[B, S, T]`` bool on the device of ``scores``.
 
     Raises:
-        ValueError: ``rows`` or ``columns`` is not int64 ``[B]``.
+        ValueError: ``scores`` are not floating ``[B, S, T]``, or ``rows`` or ``columns`` not int64 ``[B]``.
 
     References:
         .. [1] D. F. Crouse. On implementing 2D rectangular assignment algorithms. IEEE Transactions on Aerospace and
            Electronic Systems, 2016.
     """
+    check_operands(scores=(scores, "BST"))
+    batch, left, right = scores.shape
+    given = {"rows": (rows, left), "columns": (columns, right)}
+    for name, (sizes, _) in given.items():
+        if sizes is not None:
+            check_int64(sizes, name, (batch,), ", the nodes of each example")
     if scores.is_cuda and triton_available():
         from torchssvm.structures.matching.triton import LARGEST, best_matching_triton
 
         if max(scores.shape[1:]) <= LARGEST:
             return best_matching_triton(scores, rows, columns)
-    batch, left, right = scores.shape
-    sizes = []
-    for name, given, most in (("rows", rows, left), ("columns", columns, right)):
-        if given is None:
-            sizes.append(torch.full((batch,), most))
-        else:
-            check_int64(given, name, (batch,), ", the nodes of each example")
-            sizes.append(given.cpu().clamp(0, most))  # a copy
+    sides = [torch.full((batch,), most) if n is None else n.cpu().clamp(0, most) for n, most in given.values()]
     chosen = torch.zeros(scores.shape, dtype=torch.bool)
     gains = scores.detach().to("cpu", torch.float64).contiguous()
-    arrays = (tensor.numpy() for tensor in (gains, *sizes))
+    arrays = (tensor.numpy() for tensor in (gains, *sides))
     best_matchings(*arrays, *make_room(left, right), chosen.numpy())
     return chosen.to(scores.device)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
 from torchssvm.compiler.vectors import add_row, add_rows, add_to_rows, set_row
@@ -36,7 +37,6 @@ for _name in ("score", "decode", "loss_of", "add_labeling", "mark_rows"):
 @block.potentials.of(Classes)
 @njit_fastmath
 def potentials(kind, examples, model, i, scratch):
-    """The scores of the classes into row 0 of the emissions."""
     set_row(scratch.emission[0], model.bias, None, None)
     add_scores(examples.form, examples, model, i, scratch.emission[0])
     return 1
@@ -50,21 +50,18 @@ def add_scores(form, examples, model, i, row):
 @add_scores.of(Dense)
 @njit_fastmath
 def add_scores_of_dense(form, examples, model, i, row):
-    """See :func:`add_scores`."""
     add_rows(row, model.emission, None, examples.x[i], 0, examples.x.shape[1])
 
 
 @add_scores.of(Listed)
 @njit_fastmath
 def add_scores_of_lists(form, examples, model, i, row):
-    """See :func:`add_scores`."""
     add_rows(row, model.emission, examples.column, form.values, examples.row[i], examples.row[i + 1])
 
 
 @block.add_to_weights.of(Classes)
 @njit_fastmath
 def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
-    """``w += factor x_i delta^T``."""
     move_weights(examples.form, examples, model, i, delta[0], factor)
     if model.has_bias:
         add_row(model.bias, delta[0], factor)
@@ -78,14 +75,12 @@ def move_weights(form, examples, model, i, delta, factor):
 @move_weights.of(Dense)
 @njit_fastmath
 def move_weights_of_dense(form, examples, model, i, delta, factor):
-    """See :func:`move_weights`."""
     add_to_rows(model.emission, None, examples.x[i], 0, examples.x.shape[1], delta, factor)
 
 
 @move_weights.of(Listed)
 @njit_fastmath
 def move_weights_of_lists(form, examples, model, i, delta, factor):
-    """See :func:`move_weights`."""
     add_to_rows(model.emission, examples.column, form.values, examples.row[i], examples.row[i + 1], delta, factor)
 
 
@@ -101,8 +96,7 @@ def cost_of(kind, examples, i, k):
 @block.solve_block.of(Classes)
 @njit_fastmath
 def solve_block(kind, examples, i, length, psi, curvature, scratch):
-    """Project the masses, moved by the hinges over the curvature, on the simplex."""
-    scores, held, moved, found, delta = (
+    scores, old, moved, new, delta = (
         scratch.emission[0],
         psi[0],
         scratch.response[0],
@@ -110,18 +104,18 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
         scratch.delta[0],
     )
     target, base, top, best, mean = examples.y[i], np.float64(scores[examples.y[i]]), -np.inf, -np.inf, 0.0
-    for k in range(len(held)):
+    for k in range(len(old)):
         hinge = cost_of(kind, examples, i, k) + (scores[k] - base)
-        mass = (1.0 if k == target else 0.0) - held[k]
+        mass = (1.0 if k == target else 0.0) - old[k]
         mean += mass * hinge
         best = max(best, hinge)
         moved[k] = curvature * mass + hinge
         top = max(top, moved[k])
     # The level t with sum_k max(moved_k - t, 0) = curvature, by Newton's method from below, which ends after few steps.
-    level, above, total = top - curvature, len(held) + 1, 0.0
-    for _ in range(len(held) + 1):
+    level, above, total = top - curvature, len(old) + 1, 0.0
+    for _ in range(len(old) + 1):
         count, total = 0, 0.0
-        for k in range(len(held)):  # without a branch, which would be mispredicted
+        for k in range(len(old)):  # without a branch, which would be mispredicted
             is_above = moved[k] > level
             count += is_above
             total += moved[k] if is_above else 0.0
@@ -131,16 +125,16 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
         above = count
         level = (total - curvature) / count
     total = 0.0
-    for k in range(len(held)):
+    for k in range(len(old)):
         moved[k] = (moved[k] == top) if above == 0 else max(moved[k] - level, 0.0)
         total += moved[k]
     value, square, loss_change, others = 0.0, 0.0, 0.0, 0.0
-    for k in range(len(held)):
-        found[k] = 0.0 if k == target else -moved[k] / total
-        others -= found[k]
-    found[target] = others  # what the others have, after their rounding
-    for k in range(len(held)):
-        change = held[k] - found[k]
+    for k in range(len(old)):
+        new[k] = 0.0 if k == target else -moved[k] / total
+        others -= new[k]
+    new[target] = others  # what the others have, after their rounding
+    for k in range(len(old)):
+        change = old[k] - new[k]
         delta[k] = change
         cost = cost_of(kind, examples, i, k)
         value += change * (cost + (scores[k] - base))
@@ -152,11 +146,10 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
 @block.examine_block.of(Classes)
 @njit_fastmath
 def examine_block(kind, examples, i, length, psi, scratch):
-    """Sums over the classes."""
-    scores, held = scratch.emission[0], psi[0]
+    scores, old = scratch.emission[0], psi[0]
     base, hinge, inner, told, size, absolute = np.float64(scores[examples.y[i]]), -np.inf, 0.0, 0.0, 0.0, 0.0
-    for k in range(min(len(held), scratch.response.shape[1])):
-        cost, part = cost_of(kind, examples, i, k), np.float64(held[k])
+    for k in range(min(len(old), scratch.response.shape[1])):
+        cost, part = cost_of(kind, examples, i, k), np.float64(old[k])
         hinge = max(hinge, cost + (scores[k] - base))
         inner += part * scores[k]
         told -= part * cost
@@ -177,43 +170,43 @@ class MulticlassAdapter(SequenceAdapter):
             return super().cost_matrix()
         return cost
 
+    @override
     def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        """One for each example."""
         return target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
 
+    @override
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        """One row or list for each example."""
         if not isinstance(x, SparseFeatures):
             return x
         return lists_of_rows(x, self.head.in_features, self.head.weight.dtype)
 
+    @override
     def apply(self, batch: Batch) -> Any:
-        """Scores; of lists only their shape and dtype, as a pass over them takes no longer than their scores."""
         if not isinstance(batch.x, SparseFeatures):
             return super().apply(batch)
         return self.head.weight.detach().new_zeros(len(one_token(batch.x).columns), self.num_states)
 
+    @override
     def as_sequences(self, labelings: Tensor) -> Tensor:
-        """A last axis of one token."""
         return labelings.unsqueeze(2)
 
+    @override
     def longest_labeling(self, longest: int) -> Tensor:
-        """``[1]``."""
         return torch.full((1,), self.num_states - 1)
 
+    @override
     def whole(self) -> MulticlassAdapter:
-        """The kind is ``Classes``."""
         return WholeClasses(self.head)
 
 
 class WholeClasses(MulticlassAdapter):
     """Classes whose blocks are solved whole."""
 
+    @override
     def kind(self, *_: Any) -> Any:
-        """Cost matrix, and what sequences have."""
         return Classes(self.cost_matrix().numpy(), self.allowed().numpy())
 
+    @override
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """Squared lengths of the features, without a kernel of their own, and the kind."""
         examples.inner[:] = squares_of_rows(examples, np.float64) + self.has_bias
         return examples._replace(kind=self.kind())

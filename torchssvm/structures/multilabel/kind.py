@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.core.sparse_features import Lists, lists_of_rows
@@ -45,7 +46,6 @@ def make_room(num_labels: int) -> Room:
 @block.score.of(LabelSets)
 @njit
 def score(kind, examples, i, labels, length, emission, transition):
-    """The scores of labels that are on, and of their pairs."""
     total, size = 0.0, examples.start[i + 1] - examples.start[i]
     for j in range(size):
         if labels[j]:
@@ -60,7 +60,6 @@ def score(kind, examples, i, labels, length, emission, transition):
 @block.mean_loss.of(LabelSets)
 @njit
 def mean_loss(kind, examples, i, t, psi, total, absolute):
-    """A label costs where it is not as in the target."""
     told, size, start = 0.0, 0.0, examples.start[i]
     for k in range(examples.start[i + 1] - start):
         term = examples.cost[start + k] * np.float64(psi[k])
@@ -72,7 +71,6 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
 @block.add_labeling.of(LabelSets)
 @njit
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """The labels and the pairs that are on in one of the two alone."""
     start = examples.start[i]
     for j in range(examples.start[i + 1] - start):
         new, old = labels[j], examples.y[start + j]
@@ -89,7 +87,6 @@ def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
 @block.decode.of(LabelSets)
 @njit
 def decode(kind, examples, i, length, scratch, transition, labels):
-    """By messages, then branch and bound; the target where approximate labels are worse."""
     start, room = examples.start[i], scratch.room
     size = examples.start[i + 1] - start
     for j in range(size):
@@ -107,14 +104,14 @@ def decode(kind, examples, i, length, scratch, transition, labels):
     limits = kind.limits[0], kind.limits[1]
     value, bound = decode_row(room.unary, room.weights, room.positive, room.negative, *limits, room.memory, labels)
     if bound > value:
-        own = 0.0
+        true_value = 0.0
         for j in range(size):
             if examples.y[start + j]:
-                own += room.unary[j]
+                true_value += room.unary[j]
                 for k in range(j + 1, size):
-                    own += room.weights[j, k] if examples.y[start + k] else 0.0
-        if value < own:
-            value = own
+                    true_value += room.weights[j, k] if examples.y[start + k] else 0.0
+        if value < true_value:
+            value = true_value
             for j in range(size):
                 labels[j] = examples.y[start + j]
         scratch.slack[0] = max(bound - value, 0.0)
@@ -130,17 +127,16 @@ class SingleLabels(NamedTuple):
 @block.solve_block.of(SingleLabels)
 @njit
 def solve_block(kind, examples, i, length, psi, curvature, scratch):
-    """The mass of each label: the old one, moved by its gain over the curvature, within 0 and 1."""
-    scores, held, delta, found = scratch.emission[0], psi[0], scratch.delta[0], scratch.into[0]
+    scores, old, delta, new = scratch.emission[0], psi[0], scratch.delta[0], scratch.into[0]
     start, gap, value, square, loss_change = examples.start[i], 0.0, 0.0, 0.0, 0.0
     for k in range(kind.num_labels):
         target = examples.y[start + k]
         cost = -examples.cost[start + k] if target else examples.cost[start + k]
-        gain, mass = scores[k] + cost, target - np.float64(held[k])
+        gain, mass = scores[k] + cost, target - np.float64(old[k])
         gap += max(gain * (1.0 - mass), -gain * mass)
         best = mass + gain / curvature if curvature > 0.0 else np.inf if gain > 0.0 else -np.inf if gain < 0.0 else mass
-        found[k] = target - min(max(best, 0.0), 1.0)
-        change = held[k] - found[k]
+        new[k] = target - min(max(best, 0.0), 1.0)
+        change = old[k] - new[k]
         delta[k] = change
         value += change * gain
         loss_change += change * cost
@@ -152,7 +148,6 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
 @block.examine_block.of(SingleLabels)
 @njit
 def examine_block(kind, examples, i, length, psi, scratch):
-    """Sums over the labels."""
     scores, start = scratch.emission[0], examples.start[i]
     hinge, inner, told, size, absolute = 0.0, 0.0, 0.0, 0.0, 0.0
     for k in range(kind.num_labels):
@@ -179,55 +174,55 @@ class LabelSetAdapter(HeadAdapter):
         self.pairs = None if head.pairwise is None else "pairwise"
 
     @property
+    @override
     def pair_rows(self) -> int:
-        """One row holds all pairs."""
         return int(self.pairs is not None)
 
+    @override
     def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        """Every label, on or off."""
         costs = self.structure.costs.cpu().expand(len(target), -1)  # type: ignore[attr-defined]
         return target.flatten(), costs.flatten(), torch.full((len(target),), self.num_states)
 
+    @override
     def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        """One row for each example."""
         return torch.ones_like(sizes)
 
+    @override
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        """One row for each example."""
         if isinstance(x, Tensor):
             return x
         return lists_of_rows(x, self.head.in_features, self.head.unary.dtype)
 
+    @override
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        """One row for each example."""
         one = torch.ones_like(lengths)
         pairs = {} if self.pairs is None else {self.pairs: (one, (self.pair_width,))}
         return {self.emission: (one, (self.num_states,)), **pairs}
 
+    @override
     def kind(self, *_: Any) -> Any:
-        """With the limits of the decoder, and the pairs."""
         return LabelSets(self.limits, *by_first(self.structure.listed_pairs(), self.num_states))  # type: ignore[attr-defined]
 
+    @override
     def whole(self) -> HeadAdapter | None:
-        """Labels without pairs are solved one by one."""
         return None if self.pairs is not None else SingleLabelsAdapter(self.head, *self.limits)
 
+    @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        """Makes the room of the decoder."""
         return partial(make_room, self.num_states)
 
+    @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        """Off and on."""
         return 0, torch.ones_like(lengths)
 
 
 class SingleLabelsAdapter(LabelSetAdapter):
     """Sets of labels without pairs, whose blocks are solved whole."""
 
+    @override
     def kind(self, *_: Any) -> Any:
-        """Without a decoder."""
         return SingleLabels(self.num_states)
 
+    @override
     def room_of(self, examples: Examples) -> Any:
-        """None."""
         return None

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.launch import launch
 from torchssvm.core.triton_support import triton_available
-from torchssvm.structures.common import check_shape
+from torchssvm.structures.common import check_operands
 from torchssvm.structures.multilabel.message_passing import Workspace, branch, pass_messages, reduce, workspace
 
 _EACH = 8_000.0  # cost of decoding an example, in comparisons of pairs of states
@@ -53,12 +54,17 @@ def best_label_sets(
         Labels ``[B, K]`` int64, 0 and 1; their scores ``[B]`` float64; bounds ``[B]`` float64, equal to the score if
         the labels are optimal. Scores of -inf forbid a label or a pair, and NaN or inf give NaN.
 
+    Raises:
+        ValueError: Scores are not floating, a shape does not fit, ``max_rounds`` is below 1 or ``effort`` below 0.
+
     References:
         .. [1] A. Globerson and T. Jaakkola. Fixing max-product: convergent message passing algorithms for MAP
            LP-relaxations. NIPS 2007.
     """
-    batch, size = check_shape(unary, "unary", "B", "N").shape
-    check_shape(pairwise, "pairwise", *[batch][: pairwise.ndim - 1], size * (size - 1) // 2)
+    size = unary.shape[-1]
+    pairs = len(unary), size * (size - 1) // 2
+    check_operands(unary=(unary, "BK"), pairwise=(pairwise, pairs[-pairwise.ndim :]))
+    max_rounds, effort = check_whole(max_rounds, "max_rounds"), check_whole(effort, "effort", 0)
     unary = unary.detach().to(torch.float64)
     weights = without_masks(unary, symmetric(shared(pairwise.detach()).to(torch.float64), size))
     if unary.is_cuda and triton_available():
@@ -140,7 +146,7 @@ def without_masks(unary: Tensor, weights: Tensor) -> Tensor:
 
 
 def by_first(pairs: Tensor, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the pairs of each first label begin, ``[K + 1]``, and their second labels ``[P]``, of pairs ``[2, P]``."""
+    """Offsets of each first label, ``[K + 1]``, and the second labels ``[P]``, of pairs ``[2, P]``."""
     first, other = pairs.cpu().numpy()
     return np.searchsorted(first, np.arange(num_labels + 1)), np.ascontiguousarray(other)
 

@@ -278,7 +278,6 @@ class Multilabel(Structure):
         return Decoding(labels, value, None if exact else bound, exact)
 
     def _scores(self, potentials: Potentials, labelings: Tensor) -> Tensor:
-        """The scores of labelings ``[B, C, K]``: ``[B, C]`` float64."""
         labels = labelings.to(torch.float64)
         scores = potentials["unary"].detach().to(torch.float64).unsqueeze(1)
         if self.pairwise:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.core.potentials import Potentials
@@ -26,7 +27,7 @@ from torchssvm.structures.pairwise_graph.structure import GraphLabels
 class LabelledGraphs(NamedTuple):
     """Graphs with their :class:`~torchssvm.structures.pairwise_graph.plan.Plans`.
 
-    ``limits`` ``[3]`` are those of the oracle: rounds of messages, rounds with cycles, and branches.
+    ``limits`` ``[3]`` of the oracle: rounds of messages, rounds with cycles, and branches.
     """
 
     links: Any
@@ -37,22 +38,21 @@ class LabelledGraphs(NamedTuple):
 @block.decode.of(LabelledGraphs)
 @njit
 def decode(kind, examples, i, length, scratch, transition, labels):
-    """By the oracle; the target where approximate labels are worse."""
-    held, place, room, states = kind.plans.held, kind.plans.of[i], scratch.room.decoder, kind.links.states
-    here, there = kind.plans.start[place], kind.plans.start[place + 1]
-    ahead, behind = here[0] + place, there[0] + place + 1  # one entry more than there are nodes
+    arrays, place, room, states = kind.plans.arrays, kind.plans.of[i], scratch.room.decoder, kind.links.states
+    begin, end = kind.plans.start[place], kind.plans.start[place + 1]
+    ahead, behind = begin[0] + place, end[0] + place + 1  # one entry more than nodes
     plan = Plan(
-        held.order[here[0] : there[0]],
-        held.slot[here[1] : there[1]],
-        held.turn[here[1] : there[1]],
-        held.first[here[2] : there[2]],
-        held.second[here[2] : there[2]],
-        held.begin[ahead:behind],
-        held.end[ahead:behind],
-        held.incoming[here[2] : there[2]],
-        held.tree[place],
-        held.cycles[here[3] : there[3]],
-        held.turned[here[3] : there[3]],
+        arrays.order[begin[0] : end[0]],
+        arrays.slot[begin[1] : end[1]],
+        arrays.turn[begin[1] : end[1]],
+        arrays.first[begin[2] : end[2]],
+        arrays.second[begin[2] : end[2]],
+        arrays.begin[ahead:behind],
+        arrays.end[ahead:behind],
+        arrays.incoming[begin[2] : end[2]],
+        arrays.tree[place],
+        arrays.cycles[begin[3] : end[3]],
+        arrays.turned[begin[3] : end[3]],
     )
     target = examples.y[examples.start[i] : examples.start[i + 1]]
     for p in range(length):
@@ -64,9 +64,9 @@ def decode(kind, examples, i, length, scratch, transition, labels):
     rounds, cycle_rounds, branches = kind.limits[0], kind.limits[1], kind.limits[2]
     value, bound = solve(plan, room, edges, rounds, cycle_rounds, branches, labels)
     if not bound <= value:
-        own = score(kind, examples, i, target, length, scratch.emission, transition)
-        if value < own:
-            value = own
+        true_value = score(kind, examples, i, target, length, scratch.emission, transition)
+        if value < true_value:
+            value = true_value
             for v in range(length):
                 labels[v] = target[v]
         slack = bound - value
@@ -81,25 +81,25 @@ class GraphAdapter(LinkAdapter):
         oracle = head.structure.oracle
         super().__init__(head, not head.directed, (oracle.max_rounds, oracle.cycle_rounds, oracle.branches))
 
+    @override
     def labeling(self, labels: Tensor, pairs: Tensor) -> Labeling:
-        """``GraphLabels``."""
         return GraphLabels(labels, pairs)
 
+    @override
     def edges_of(self, x: Any, potentials: Potentials) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Up to the last edge; features are 1 where edges have none."""
         ends, z = potentials.edges, x[1]  # type: ignore[attr-defined]
         real = ends[..., 0] >= 0
         counts = (real.flip(1).cumsum(1) > 0).sum(1)
         return counts, ends, z if self.head.edge_features else z.new_ones(*real.shape, 1), torch.zeros_like(real)
 
+    @override
     def linked(self, links: Links, examples: Examples) -> LabelledGraphs:
-        """``LabelledGraphs``."""
         edges = np.split(links.ends, links.start[1:-1])
         sizes = np.diff(examples.start).tolist()
-        plans = join_plans((size, own.tobytes()) for size, own in zip(sizes, edges, strict=True))
+        plans = join_plans((size, pairs.tobytes()) for size, pairs in zip(sizes, edges, strict=True))
         return LabelledGraphs(links, plans, self.limits)
 
+    @override
     def decoder_room(self, examples: Examples) -> Callable[[], Any]:
-        """That of the oracle."""
         nodes, _, edges, cycles = np.diff(examples.kind.plans.start, axis=0).max(0).tolist()
         return partial(make_room, nodes, self.num_states, edges, cycles)

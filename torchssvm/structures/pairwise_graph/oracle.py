@@ -494,7 +494,7 @@ def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
 
 @njit
 def search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, mask, usual):
-    """:func:`search` where scores such as -1e30 forbid: beside them messages would round away all others.
+    """:func:`search` where scores such as -1e30 forbid: messages with them would round away all others.
 
     Those below ``mask`` are raised. Labels that use none of them score as before, at least -usual, and those that use
     one less. Where all labels use one, the scores are taken as they are.
@@ -574,7 +574,7 @@ def usual_scores(scores, mask):
 
 @njit
 def rounding(g):
-    """What rounding may do to the sum of all scores: smaller gaps count as none. Not finite if a score is not."""
+    """Rounding error of the sum of all scores: smaller gaps count as 0. Not finite if a score is not."""
     total = sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores)
     return 2.0 * _EPS * np.sqrt(len(g.node_scores) + len(g.edge_scores)) * total
 

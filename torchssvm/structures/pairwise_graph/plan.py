@@ -30,7 +30,7 @@ class Plans(NamedTuple):
 
     of: np.ndarray  # ``[n]`` int64, the plan of each graph
     start: np.ndarray  # ``[P + 1, 4]`` int64, where the nodes, given edges, edges and cycles of each plan begin
-    held: Plan  # the arrays of all plans, one after another; ``tree`` is ``[P]``
+    arrays: Plan  # the arrays of all plans, one after another; ``tree`` is ``[P]``
 
 
 def join_plans(graphs: Iterable[tuple[int, bytes]]) -> Plans:

@@ -150,8 +150,8 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         pairs = (ends[..., 0] * self.num_labels + ends[..., 1]).masked_fill_(edges[..., 0] < 0, -1)
         return GraphLabels(labels, pairs)
 
+    @override
     def _places(self, labels: Tensor, pairs: Tensor) -> Places:  # type: ignore[override]
-        """Of labels ``[B, C, N]`` and pairs ``[B, C, E]``."""
         places: Places = []
         for name, entries, size in (("node", labels, self.num_labels), ("edge", pairs, self.num_labels**2)):
             offsets = size * torch.arange(entries.shape[2], device=entries.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.problem import Bound
-from torchssvm.structures.common import Head, check_shape, weight
+from torchssvm.structures.common import Head, check_fields, check_shape, weight
 from torchssvm.structures.pose.structure import Pose
 
 
@@ -83,15 +83,13 @@ class LinearPose(Head):
             check_shape(x, "x", "B", channels, structure.height, structure.width)
             unary, types = x[:, : structure.num_nodes], x[:, structure.num_nodes :]
             x = PoseMaps(unary, types.reshape(len(x), *shapes["types"]))
-        elif not isinstance(x, tuple) or len(x) != 2:
-            raise TypeError(f"x must be PoseMaps(unary, types) or one tensor of all maps, not a {type(x).__name__}")
-        x = PoseMaps(*x)
+        all_maps: PoseMaps = check_fields(x, PoseMaps)
         bound: dict[str, int] = {}
-        for name, maps in zip(PoseMaps._fields, x, strict=True):
+        for name, maps in zip(PoseMaps._fields, all_maps, strict=True):
             check_shape(maps, f"x.{name}", "B", *shapes[name], bound=bound)
-        batch = len(x.unary)
-        with full_precision(x.unary.device):
-            nodes, arcs = (maps.to(self.unary.dtype) for maps in x)
+        batch = len(all_maps.unary)
+        with full_precision(all_maps.unary.device):
+            nodes, arcs = (maps.to(self.unary.dtype) for maps in all_maps)
             unary = self.unary.view(-1, 1, 1) * nodes
             types = self.types.view(*self.types.shape, 1, 1, 1) * arcs
             deformation = self.deformation.expand(batch, *self.deformation.shape)

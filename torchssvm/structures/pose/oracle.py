@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
+from torchssvm.core.arguments import check_int64
 from torchssvm.core.launch import LANES, compiles, launch, once
 from torchssvm.core.operators import apart, define
 from torchssvm.core.triton_support import triton_available
+from torchssvm.structures.common import check_operands, check_shape
 from torchssvm.structures.tree.oracle import node_depths
 
 _AT_ONCE = 2**24  # most numbers in a table of the torch operations
@@ -47,6 +49,8 @@ def max_sum_grid(
     Returns:
         ``place`` ``[B, P]`` int64, ``y * W + x``; ``kind`` ``[B, E, 2]`` int64; ``value`` ``[B]``.
 
+    Raises:
+        ValueError: Scores are not floating, a shape does not fit, or ``parent`` is no forest of E edges.
     """
     return _operator(node, kinds, cost_x, cost_y, parent)
 
@@ -54,6 +58,14 @@ def max_sum_grid(
 def _fake(
     node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    each = "B", "E", 2, "K"
+    check_operands(
+        node=(node, "BNHW"),
+        kinds=(kinds, (*each, "H", "W")),
+        cost_x=(cost_x, (*each, 2 * node.shape[-1] - 1)),
+        cost_y=(cost_y, (*each, 2 * node.shape[-2] - 1)),
+    )
+    check_int64(parent, "parent", node.shape[1:2])
     return parent.new_empty(node.shape[:2]), parent.new_empty(kinds.shape[:3]), node.new_empty(len(node))
 
 
@@ -63,8 +75,8 @@ def _on_cpu(
     if not compiles(node, kinds, cost_x, cost_y):
         return max_sum_grid_torch(node, kinds, cost_x, cost_y, parent)
     parent = apart(parent)
-    order = _upwards(parent)
     place, kind, value = _fake(node, kinds, cost_x, cost_y, parent)
+    order = _upwards(parent, kinds)
     batch, parts, height, width = node.shape
     edges, types = kinds.shape[1], kinds.shape[3]
     wide = -(-width // LANES) * LANES
@@ -79,9 +91,10 @@ def _on_cpu(
     return place, kind, value
 
 
-def _upwards(parent: Tensor) -> Tensor:
+def _upwards(parent: Tensor, kinds: Tensor) -> Tensor:
     """The nodes in descending order of depth, then ascending order."""
     depth = node_depths(torch.empty(1, len(parent), 1, device=parent.device), parent, None)[0]
+    check_shape(kinds, "kinds", len(kinds), int((depth > 0).sum()), *kinds.shape[2:])
     return (-depth).sort(stable=True).indices
 
 
@@ -90,7 +103,8 @@ def max_sum_grid_torch(
     node: Tensor, kinds: Tensor, cost_x: Tensor, cost_y: Tensor, parent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`max_sum_grid` in torch operations on any device."""
-    order = _upwards(parent).tolist()
+    _fake(node, kinds, cost_x, cost_y, parent)
+    order = _upwards(parent, kinds).tolist()
     batch, parts, height, width = node.shape
     edge_of = ((parent >= 0).cumsum(0) - 1).tolist()
     above = parent.tolist()
@@ -326,15 +340,15 @@ def convolve_rows(out, scores, table):
                 v = w if w > v else v
                 x = z if z > x else x
                 v = x if x > v else v
-                held = best[p]
-                best[p] = v if v > held else held
+                highest = best[p]
+                best[p] = v if v > highest else highest
             q += 4
         while q < size:
             a = row[q]
             first = table[size - 1 - q : size - 1 - q + wide]
             for p in range(wide):
-                v, held = a - first[p], best[p]
-                best[p] = v if v > held else held
+                v, highest = a - first[p], best[p]
+                best[p] = v if v > highest else highest
             q += 1
 
 
@@ -362,12 +376,12 @@ def raise_along_columns(out, scores, table, fresh):
                 e = f if f > e else e
                 g = h if h > g else g
                 e = g if g > e else e
-                held = best[x]
-                best[x] = e if e > held else held
+                highest = best[x]
+                best[x] = e if e > highest else highest
             q += 4
         while q < size:
             cost, row = table[p - q + size - 1], scores[q]
             for x in range(wide):
-                e, held = row[x] - cost, best[x]
-                best[x] = e if e > held else held
+                e, highest = row[x] - cost, best[x]
+                best[x] = e if e > highest else highest
             q += 1

@@ -206,8 +206,7 @@ class Pose(Structure):
         Raises:
             ValueError: A place lies outside the grid, or the shape does not fit.
         """
-        if places.shape[-2:] != (self.num_nodes, 2):
-            raise ValueError(f"places must be [..., {self.num_nodes}, 2], got {list(places.shape)}")
+        check_shape(places, "places", *places.shape[:-2], self.num_nodes, 2)
         self._to(places.device)
         whole = places.round().to(torch.int64)
         limits = torch.tensor([self.width, self.height], device=places.device)

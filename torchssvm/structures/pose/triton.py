@@ -54,9 +54,9 @@ def _convolve(scores, costs, value, place, lines, size, targets: tl.constexpr, t
     best = tl.full([together, targets], -float("inf"), value.dtype.element_ty)
     first = tl.zeros([together, targets], tl.int32)
     for q in tl.range(0, size, loop_unroll_factor=4):
-        found = tl.load(scores + q, real, 0.0)[:, None] - tl.load(costs + q, inside, 0.0)[None, :]
-        better = found > best  # ties go to the first place
-        best, first = tl.where(better, found, best), tl.where(better, q, first)
+        values = tl.load(scores + q, real, 0.0)[:, None] - tl.load(costs + q, inside, 0.0)[None, :]
+        better = values > best  # ties go to the first place
+        best, first = tl.where(better, values, best), tl.where(better, q, first)
     at = (group * lines + line)[:, None] * size + p[None, :]
     both = real[:, None] & inside[None, :]
     # No program reads a result.

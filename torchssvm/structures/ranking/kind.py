@@ -1,6 +1,6 @@
 """Rankings for the compiled loop: a row of features for each document.
 
-The target's labels are -1: its parts are a mean of orders, and no order. Ties are those of the measures' own oracles.
+The target's labels are -1: its parts are a mean of orders. Ties are broken as in the measures' oracles.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import sort_falling
@@ -53,7 +54,6 @@ def make_room(labels: int) -> Room:
 @block.score.of(Places)
 @njit
 def score_places(kind, examples, i, labels, length, emission, transition):
-    """The scores, by the weights of their places."""
     total, start = 0.0, examples.line[i]
     for d in range(length):
         weight = kind.ideal[start + d] if labels[d] < 0 else kind.discount[labels[d]]
@@ -64,17 +64,15 @@ def score_places(kind, examples, i, labels, length, emission, transition):
 @block.loss_of.of(Places)
 @njit
 def loss_of_places(kind, examples, i, labels):
-    """One minus the gains."""
-    found, start = 0.0, examples.line[i]
+    gained, start = 0.0, examples.line[i]
     for d in range(length_of(kind, examples, i)):
-        found += kind.gain[start + d] * kind.discount[labels[d]]
-    return 1.0 - found if 1.0 - found >= _ROUNDING else 0.0
+        gained += kind.gain[start + d] * kind.discount[labels[d]]
+    return 1.0 - gained if 1.0 - gained >= _ROUNDING else 0.0
 
 
 @block.add_labeling.of(Places)
 @njit
 def add_places(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """The weights of the places, less the target's."""
     start = examples.line[i]
     for d in range(length):
         delta[d, 0] += mass * (kind.discount[labels[d]] - kind.ideal[start + d])
@@ -83,7 +81,6 @@ def add_places(kind, examples, i, length, labels, mass, delta, pairs, counts):
 @block.decode.of(Places)
 @njit
 def decode_places(kind, examples, i, length, scratch, transition, labels):
-    """By descending score less gain, and of equal ones by score."""
     room, start = scratch.room, examples.line[i]
     for d in range(length):
         room.order[d], room.keys[d] = d, scratch.emission[d, 0]
@@ -150,7 +147,6 @@ def walk(kind, examples, i, labels, emission, mass, delta):
 @block.score.of(Swaps)
 @njit
 def score_swaps(kind, examples, i, labels, length, emission, transition):
-    """Swapped scores, relative to the target's."""
     if labels[0] < 0:
         return 0.0
     return kind.share[i] * walk(kind, examples, i, labels, emission, 0.0, None)[0]
@@ -159,21 +155,18 @@ def score_swaps(kind, examples, i, labels, length, emission, transition):
 @block.add_labeling.of(Swaps)
 @njit
 def add_swaps(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """The swaps of each document as the worse one, less those as the better one."""
     walk(kind, examples, i, labels, None, mass * kind.share[i], delta)
 
 
 @block.loss_of.of(Swaps)
 @njit
 def loss_of_swaps(kind, examples, i, labels):
-    """Swapped pairs."""
     return kind.share[i] * walk(kind, examples, i, labels, None, 0.0, None)[1]
 
 
 @block.decode.of(Swaps)
 @njit
 def decode_swaps(kind, examples, i, length, scratch, transition, labels):
-    """All pairs with a margin of less than 1 are swapped."""
     room = scratch.room
     for d in range(length):
         value = np.float64(scratch.emission[d, 0])
@@ -200,30 +193,30 @@ class RankingAdapter(VectorAdapter):
         self.measure = head.structure.measure
         self.roles = 2 if isinstance(self.measure, PairSwaps) else 1
 
+    @override
     def targets(self, target: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """-1, which stands for the mean of the orders by descending grade."""
         sizes = self.roles * (target.grades >= 0).sum(1)
         total = int(sizes.sum())
         return torch.full((total,), -1), torch.zeros(total, dtype=torch.float64), sizes
 
+    @override
     def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        """A row for each document."""
         return sizes // self.roles
 
+    @override
     def lengths(self, sizes: Tensor, potentials: Potentials) -> Tensor:
-        """Documents."""
         return sizes // self.roles
 
+    @override
     def label_counts(self, lengths: Tensor) -> Tensor:
-        """A place of each document in each role."""
         return lengths * self.roles
 
+    @override
     def features(self, x: Any, target: Any) -> Tensor:
-        """The documents of each list."""
         return x[target.grades >= 0]
 
+    @override
     def own(self, x: Any, target: Any, potentials: Potentials) -> dict[str, Ragged]:
-        """What the measure knows of the documents."""
         self.note(potentials, (potentials.single.shape[1],))
         grades, measure = target.grades, self.measure
         real = grades >= 0
@@ -233,35 +226,35 @@ class RankingAdapter(VectorAdapter):
                 "ideal": (sizes, measure.ideal(grades)[real]),
                 "gain": (sizes, measure.relative_gain(grades)[real]),
             }
-        ranks = [row[own].unique(return_inverse=True)[1] for row, own in zip(grades, real, strict=True)]
+        ranks = [row[documents].unique(return_inverse=True)[1] for row, documents in zip(grades, real, strict=True)]
         return {"level": (sizes, torch.cat(ranks)), "share": (torch.ones_like(sizes), measure.share(grades))}
 
+    @override
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        """That of the measure."""
-        held: Any = [values.numpy() for _, values in own.values()]
+        arrays: Any = [values.numpy() for _, values in own.values()]
         if isinstance(self.measure, PairSwaps):
-            room = np.zeros(4 * len(held[0]) + 2 * len(held[1]), np.int32)
-            return Swaps(*held, room)  # type: ignore[call-arg]
+            room = np.zeros(4 * len(arrays[0]) + 2 * len(arrays[1]), np.int32)
+            return Swaps(*arrays, room)  # type: ignore[call-arg]
         discount = self.measure.discount(torch.arange(int(np.diff(examples.line).max()))).numpy()
-        return Places(*held, discount)  # type: ignore[call-arg]
+        return Places(*arrays, discount)  # type: ignore[call-arg]
 
+    @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        """Makes the room of the oracles."""
         return partial(make_room, int(np.diff(examples.start).max()))
 
+    @override
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        """A number for each document, in rows of their own if there are lengths."""
         return {self.emission: (lengths, ()) if self.ragged else (torch.ones_like(lengths), self.sizes)}
 
+    @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        """The places."""
         return 0, self.label_counts(lengths) - 1
 
+    @override
     def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The places, document by document."""
         return labelings.flatten(2)
 
+    @override
     def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, N]``, or ``[1, N, 2]``."""
         most = max(longest, self.roles)
         return torch.full((1, most) if self.roles == 1 else (1, most // 2, 2), most - 1)

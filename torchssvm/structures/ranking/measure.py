@@ -1,4 +1,4 @@
-"""How good a ranking is: by pairs, and by the places of documents."""
+"""Measures of rankings: swapped pairs, and gains by place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.structure import reject_rows
@@ -59,7 +60,7 @@ def _count_up_to(places: Tensor, chosen: Tensor) -> Tensor:
 
 
 def count_others(grades: Tensor) -> tuple[Tensor, Tensor]:
-    """How many documents of a lower and of a higher grade each document has beside it, ``[B, N]`` int64 each."""
+    """Numbers of documents of a lower and of a higher grade, for each document: ``[B, N]`` int64 each."""
     ordered = grades.sort(1).values
     below = torch.searchsorted(ordered, grades)
     higher = grades.shape[1] - torch.searchsorted(ordered, grades, right=True)
@@ -67,7 +68,7 @@ def count_others(grades: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class RankingMeasure(ABC):
-    """What a ranking costs, how it is scored, and the oracle that finds the worst one.
+    """Loss and score of a ranking, and the oracle of the worst one.
 
     A ranking is the place of each document, int64 ``[B, N]``, 0 on top, -1 in the padding. Its score is
     ``sum_d weights[place_d] s_d`` with weights that fall from the top down, so that documents sorted by their scores
@@ -99,7 +100,7 @@ class RankingMeasure(ABC):
 
     @abstractmethod
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
-        """What the output costs, ``[B]`` float64, at least 0; 0 for every order by descending level."""
+        """The loss of the output, ``[B]`` float64, at least 0; 0 for every order by descending level."""
 
     @abstractmethod
     def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
@@ -157,14 +158,14 @@ class ByPlace(RankingMeasure):
 
     @abstractmethod
     def discount(self, places: Tensor) -> Tensor:
-        """What a document at each place counts, float64; falling from the top down. ``places`` are 0 or more."""
+        """The discount of each place, float64, descending. ``places`` are 0 or more."""
 
     @abstractmethod
     def gain(self, grades: Tensor) -> Tensor:
-        """What each grade gains, ``[B, N]`` float64, at least 0; not normalised. ``grades`` are 0 or more."""
+        """The gain of each grade, ``[B, N]`` float64, at least 0; not normalised. ``grades`` are 0 or more."""
 
+    @override
     def check(self, grades: Tensor) -> None:
-        """There must be something to gain."""
         reject_rows(
             ~(self.gain(grades.clamp(min=0)) > 0).any(1),
             f"target has no relevant document in {{rows}}, and {self!r} needs one: leave the lists out",
@@ -174,8 +175,8 @@ class ByPlace(RankingMeasure):
             f"target has grades in {{rows}} too large for {self!r}: number grades from 0",
         )
 
+    @override
     def weights(self, places: Tensor, size: Tensor) -> Tensor:
-        """The discounts."""
         return self.discount(places)
 
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ class ByPlace(RankingMeasure):
         return torch.empty_like(order).scatter_(1, order, place_of(costs, real))
 
     def relative_gain(self, grades: Tensor) -> Tensor:
-        """What each document gains, relative to the most that all can, ``[B, N]`` float64; 0 in the padding."""
+        """The gain of each document over the largest possible total, ``[B, N]`` float64; 0 in the padding."""
         gain = self.gain(grades.clamp(min=0)).masked_fill(grades < 0, 0.0)
         places = torch.arange(grades.shape[1], device=grades.device)
         return gain / (gain.sort(1, descending=True).values * self.discount(places)).sum(1, keepdim=True)
@@ -276,8 +277,8 @@ class PairSwaps(RankingMeasure):
         check_flags(normalize=normalize)
         self.normalize = normalize
 
+    @override
     def weights(self, places: Tensor, size: Tensor) -> Tensor:
-        """How many documents more stand below than above."""
         return (size - 1 - 2 * places).to(torch.float64)
 
     def difference(self, labeling: Tensor, grades: Tensor) -> Tensor:
@@ -299,19 +300,19 @@ class PairSwaps(RankingMeasure):
         return torch.stack([2 * places, 2 * places + 1], 2).masked_fill(~real, -1)
 
     def swaps(self, labeling: Tensor, grades: Tensor) -> tuple[Tensor, Tensor]:
-        """How many less relevant documents stand above each document, and how many more relevant ones below it."""
+        """Numbers of less relevant documents above each document, and of more relevant ones below it."""
         return count_swaps(labeling[..., 0], labeling[..., 1], grades)
 
+    @override
     def parts(self, labeling: Tensor) -> Tensor:
-        """Half of how many documents more stand below than above, in both roles."""
         better, worse = labeling.unbind(2)
         real = better >= 0
         within = place_of(-better.to(torch.float64), real) + place_of(-worse.to(torch.float64), real)  # by role
         more = real.sum(1, keepdim=True) - better - worse + within
         return more.to(torch.float64).masked_fill(~real, 0.0)
 
+    @override
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
-        """Swapped pairs, divided by P."""
         return self.swaps(labeling, grades)[0].sum(1) * self.share(grades)
 
     def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
@@ -320,8 +321,8 @@ class PairSwaps(RankingMeasure):
         places = place_of(torch.cat([scores - 0.5, scores + 0.5], 1), torch.cat([real, real], 1))
         return torch.stack(places.chunk(2, 1), 2)
 
+    @override
     def every(self, real: Tensor) -> Iterator[Tensor]:
-        """All pairs of rankings."""
         both = torch.cat([real, real], 1)
         for order in itertools.permutations(range(both.shape[1])):
             height = torch.tensor(order, dtype=torch.float64, device=real.device).expand(both.shape)

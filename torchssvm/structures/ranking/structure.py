@@ -69,13 +69,13 @@ class Ranking(Structure):
         """The place of each document by descending score, int64 ``[B, N]``, 0 on top; -1 in the padding."""
         return place_of(potentials.single, _real(potentials))
 
+    @override
     def augmented_argmax(self, potentials: Potentials, target: Graded) -> Decoding:
-        """The output with the largest loss plus score, by the measure's oracle."""
         scores = potentials.single.detach().to(torch.float64).masked_fill(target.grades < 0, 0.0)
         return Decoding(self.measure.worst(scores, target.grades))
 
     def signed(self, name: str) -> bool:
-        """What is ranked above others counts for, and the others against."""
+        """Weights of scores are positive near the top and negative below."""
         return True
 
     @override
@@ -93,8 +93,8 @@ class Ranking(Structure):
     def max_marginals(self, potentials: Potentials) -> Tensor:
         raise TypeError("max_marginals: rankings have none, as parts are sums over pairs, not 0 or 1")
 
+    @override
     def loss(self, labeling: Tensor | Graded, target: Graded) -> Tensor:
-        """What the measure says, ``[B]`` float64."""
         if isinstance(labeling, Graded):
             return torch.zeros(len(labeling.grades), dtype=torch.float64, device=labeling.grades.device)
         return self.measure.loss(labeling, target.grades)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import set_row
@@ -20,7 +21,7 @@ from torchssvm.structures.segments.oracle import best_segments
 
 
 class Segmentations(NamedTuple):
-    """What all examples share: ``least`` ``[K]`` int64, the smallest durations, K, and the structure's settings."""
+    """The structure's settings: ``least`` ``[K]`` int64 are the smallest durations, and ``labels`` is K."""
 
     least: Any
     labels: int
@@ -50,7 +51,6 @@ def end_of(kind, codes, begin, length):
 @block.score.of(Segmentations)
 @njit
 def score(kind, examples, i, labels, length, emission, transition):
-    """The scores of frames, of boundaries, neighbours and durations."""
     total, count, begin, before = 0.0, kind.labels, 0, -1
     while begin < length:
         end, label = end_of(kind, labels, begin, length), labels[begin] - count
@@ -68,16 +68,15 @@ def score(kind, examples, i, labels, length, emission, transition):
 @block.loss_of.of(Segmentations)
 @njit
 def loss_of(kind, examples, i, labels):
-    """The costs of wrong frames, or missed and wrong spans."""
     loss, count, length = 0.0, kind.labels, size_of(examples, i)
     target = examples.y[examples.start[i] :]
     for t in range(length):
         if not kind.spans:
             loss += examples.cost[examples.start[i] + t] * (labels[t] % count != target[t] % count)
             continue
-        own, true = labels[t] >= count, target[t] >= count
-        loss += own + true
-        if own and labels[t] == target[t] and end_of(kind, labels, t, length) == end_of(kind, target, t, length):
+        begins, true = labels[t] >= count, target[t] >= count
+        loss += begins + true
+        if begins and labels[t] == target[t] and end_of(kind, labels, t, length) == end_of(kind, target, t, length):
             loss -= 2.0
     return loss
 
@@ -85,7 +84,6 @@ def loss_of(kind, examples, i, labels):
 @block.mean_loss.of(Segmentations)
 @njit
 def mean_loss(kind, examples, i, t, psi, total, absolute):
-    """Of frames, as of any labels; of spans unknown."""
     if kind.spans:
         return np.nan, 0.0
     place, told, size = examples.start[i] + t, 0.0, 0.0
@@ -119,7 +117,6 @@ def add_segments(kind, codes, other, length, mass, delta, pairs):
 @block.add_labeling.of(Segmentations)
 @njit
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """``mass (p(labels) - p(y))``: what both have at the same frames is left out."""
     target = examples.y[examples.start[i] :]
     add_segments(kind, labels, target, length, mass, delta, pairs)
     add_segments(kind, target, labels, length, -mass, delta, pairs)
@@ -128,7 +125,6 @@ def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
 @block.decode.of(Segmentations)
 @njit
 def decode(kind, examples, i, length, scratch, transition, labels):
-    """The best segments, the loss added."""
     start, room, scores = examples.start[i], scratch.room, scratch.prefixes
     target = examples.y[start : start + length]
     for t in range(length):
@@ -148,21 +144,21 @@ class SegmentsAdapter(HeadAdapter):
     emission, pairs = "emission", "segment"
 
     @property
+    @override
     def pair_rows(self) -> int:
-        """Neighbours and durations."""
         return len(self.head.segment)
 
+    @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        """Codes, 0 to 2 K - 1."""
         return 0, torch.full_like(lengths, 2 * self.pair_width - 1)
 
+    @override
     def kind(self, *_: Any) -> Segmentations:
-        """The structure's settings."""
         structure: Any = self.structure
         least = torch.tensor(structure.min_duration).numpy()
         return Segmentations(least, structure.num_labels, structure.boundary, structure.span_loss)
 
+    @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        """Makes the room of the decoder."""
         longest = max((examples.start[1:] - examples.start[:-1]).tolist(), default=0)
         return partial(make_room, longest, self.pair_rows, self.pair_width)

@@ -16,7 +16,7 @@ from torchssvm.structures.max_marginals import best_of_others, margins_of
 
 @torch.no_grad()
 def segment_margins(emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor, codes: Tensor) -> Tensor:
-    """Of every label of every frame, and behind these, with boundaries, of every label that begins there.
+    """Margins of every label of every frame; with boundaries, then of every label that begins there.
 
     Max-sum from the first frame to the last and back, in O(T D K + T K^2), in float64 on the CPU.
 

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
+from torchssvm.core.arguments import check_int64, check_length_form
 from torchssvm.core.launch import compiles, launch, once
 from torchssvm.core.operators import apart, define, upload
 from torchssvm.core.triton_support import triton_available
+from torchssvm.structures.common import check_operands, own_lengths
 from torchssvm.structures.segments.plain import LARGE, best_segments_torch
 
 _MOST_LABELS = 64  # of the kernel for CUDA, whose scores of neighbours stay in registers
@@ -36,6 +38,8 @@ def semi_markov(
         ``codes`` ``[B, N]`` int64, a frame's label, K more at the first frame of a segment, -1 beyond the length; and
         ``value`` ``[B]``, the score.
 
+    Raises:
+        ValueError: Scores are not floating, a shape does not fit, or (on the CPU) a length is not in 1 to N.
     """
     return _operator(emission, segment, least, lengths, target)
 
@@ -43,6 +47,14 @@ def semi_markov(
 def _fake(
     emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    states = segment.shape[-1]
+    rows, width = max(segment.shape[1:2].numel(), states + 1), states * (2 if emission.shape[-1] == 2 * states else 1)
+    check_operands(emission=(emission, ("B", "N", width)), segment=(segment, ("B", rows, "K")))
+    check_int64(least, "least", (states,))
+    if lengths is not None:
+        check_length_form(lengths, len(emission))
+    if target is not None:
+        check_int64(target, "target", emission.shape[:2])
     return emission.new_empty(emission.shape[:2], dtype=torch.int64), emission.new_empty(emission.shape[0])
 
 
@@ -50,13 +62,13 @@ def _on_cpu(
     emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     codes, value = _fake(emission, segment, least, lengths, target)
+    batch, longest, _ = emission.shape
+    lengths = own_lengths(lengths, batch, longest)
     if not compiles(emission, segment):
         return semi_markov_torch(emission, segment, least, lengths, target)
-    batch, longest, _ = emission.shape
     states = segment.shape[2]
     most = segment.shape[1] - states
-    sizes = apart(lengths)
-    sizes = torch.full((batch,), longest) if sizes is None else sizes
+    sizes = torch.full((batch,), longest) if lengths is None else lengths
     known = torch.empty(batch, 0, dtype=torch.int64) if target is None else apart(target)
     launch(
         decode,
@@ -72,6 +84,7 @@ def _on_cpu(
 def _on_cuda(
     emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    _fake(emission, segment, least, lengths, target)
     if not (triton_available() and compiles(emission, segment)) or segment.shape[2] > _MOST_LABELS:
         return semi_markov_torch(emission, segment, least, lengths, target)
     from torchssvm.structures.segments.triton import semi_markov_triton

@@ -142,7 +142,7 @@ class Segments(Indexed):
         return Marginals(dict(zip(("emission", "segment"), parts, strict=True)), whole)
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each label of each frame; the second half, with ``boundary``, of each label that begins there."""
+        """Margins of each label of each frame; with ``boundary``, the second half is for segments that begin there."""
         emission, segment = potentials["emission"], potentials["segment"]
         codes = self.argmax(potentials).labeling
         return segment_margins(emission, segment, self._least, (codes >= 0).sum(1), codes)
@@ -324,8 +324,8 @@ class Segments(Indexed):
             self._least = self._least.to(device)
         return self._least
 
+    @override
     def _places(self, codes: Tensor) -> Places:  # type: ignore[override]
-        """Of codes ``[B, C, N]``."""
         count, most = self.num_labels, self.max_duration
         real, begins = codes >= 0, codes >= count
         labels = self.frames(codes).clamp(min=0)
@@ -353,7 +353,7 @@ class Segments(Indexed):
 
 
 def _within(codes: Tensor) -> Tensor:
-    """Which of ``[B, N]`` do not lie behind the last one that is not negative."""
+    """Mask ``[B, N]`` of the places up to the last label or code that is not negative."""
     return (codes >= 0).flip(1).cumsum(1).flip(1) > 0
 
 
@@ -456,7 +456,8 @@ def span_f1(
     times = [check_number(each, "times", 0.0) for each in times]
     if not len(found) == len(true) == len(times):
         raise ValueError(f"found, true and times must be of one length, got {len(found)}, {len(true)}, {len(times)}")
-    check_number(overlap, "overlap", 0.5)
+    if not 0.5 <= check_number(overlap, "overlap") <= 1.0:
+        raise ValueError(f"overlap={overlap} must be 0.5 to 1")
     right, total = 0, 0
     for count, *spans in zip(times, found, true, strict=True):
         predicted, correct = (set(map(tuple, several)) for several in spans)
@@ -466,7 +467,7 @@ def span_f1(
 
 
 def _overlapping(predicted: set[Any], correct: set[Any], overlap: float) -> int:
-    """How many spans are right, by one sweep over both."""
+    """Number of right spans, counted in one sweep over both."""
     given, true, right = sorted(predicted), sorted(correct), 0
     i = j = 0
     while i < len(given) and j < len(true):

@@ -57,12 +57,12 @@ class EveryClass(SlackOracle):
         True
     """
 
+    @override
     def check(self, structure: Structure) -> None:
-        """Multiclass only."""
         _require(self, structure, Multiclass)
 
+    @override
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
-        """Maximise the product over the classes."""
         losses, _ = structure.loss_potentials(target)
         assert isinstance(losses, Tensor)
         scores = potentials.single.to(torch.float64)
@@ -89,8 +89,8 @@ class EveryLossLevel(SlackOracle):
     def __init__(self, most: int = 1000) -> None:
         self.most = check_whole(most, "most")
 
+    @override
     def check(self, structure: Structure) -> None:
-        """Chains only."""
         _require(self, structure, Chain)
 
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
@@ -143,8 +143,8 @@ class BruteForceSearch(SlackOracle):
     def __init__(self, most: int = 20_000) -> None:
         self.most = check_whole(most, "most")
 
+    @override
     def check(self, structure: Structure) -> None:
-        """Structures that define ``enumerate``."""
         if type(structure).enumerate is Structure.enumerate:
             raise TypeError(f"structure={structure!r} has no enumerate(): use another oracle than BruteForceSearch()")
 

@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_costs, check_int64, check_whole
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.common import Head, check_labels, check_lengths, check_shape, fitting, weight
+from torchssvm.structures.common import Head, check_fields, check_labels, check_lengths, check_shape, fitting, weight
 from torchssvm.structures.labelled import Labelled, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
@@ -105,8 +105,8 @@ class Forest(Labelled):
         node = potentials["node"]
         return tree_margins(node, potentials["edge"], parent, node_depths(node, parent, potentials.lengths), labels)
 
+    @override
     def parts(self, labeling: ForestLabeling) -> Parts:
-        """Indicators of the states and of the pairs, by the child."""
         states = self.num_states
         node = _indicators(labeling.labels, states)
         return {"node": node, "edge": _indicators(labeling.pairs, states**2).unflatten(2, (states, states))}
@@ -136,8 +136,8 @@ class Forest(Labelled):
         joined = (parent >= 0) & (labels >= 0)
         return ForestLabeling(labels, torch.where(joined, above * self.num_states + labels, -1))
 
+    @override
     def costs(self, target: ForestLabeling) -> Tensor:
-        """The cost of a wrong state at each node: ``[B, N]`` float64, zero in the padding."""
         real = (target.labels >= 0).to(torch.float64)
         return real if self.class_weight is None else real * self.class_weight[target.labels.clamp(min=0)]
 
@@ -184,9 +184,7 @@ class LinearForest(Head):
             TypeError: ``x`` is not a tuple of four.
             ValueError: A shape or a length does not fit.
         """
-        if not isinstance(x, tuple) or len(x) != 4:
-            raise TypeError(f"x must be ForestFeatures(nodes, edges, parent, forward), got a {type(x).__name__}")
-        x = ForestFeatures(*x)
+        x = check_fields(x, ForestFeatures)
         batch = check_shape(x.nodes, "x.nodes", "B", "N", self.node.shape[1]).shape[:2]
         check_shape(x.edges, "x.edges", *batch, len(self.edge))
         check_shape(x.parent, "x.parent", *batch)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import set_rows
@@ -28,8 +29,8 @@ class Trees(NamedTuple):
     """The tree of all examples, of which each has the first nodes."""
 
     parent: Any  # ``[N]`` int64, -1 at roots
-    # whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs are those of node v and its
-    # parent, by the state of the parent
+    # whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs belong to the edge above
+    # node v, by the state of its parent
     shared: bool
     states: int  # K
 
@@ -46,7 +47,6 @@ def make_room(longest: int, states: int, dtype: np.dtype) -> Room:
 @block.pair_rows_of.of(Trees)
 @njit
 def pair_rows_of(kind, examples, i):
-    """Those of one matrix, or of one for each node."""
     return kind.states if kind.shared else kind.states * size_of(examples, i)
 
 
@@ -59,7 +59,6 @@ def row_of(kind, v, labels):
 @block.score.of(Trees)
 @njit
 def score(kind, examples, i, labels, length, emission, transition):
-    """The scores of states and of pairs."""
     total = 0.0
     for v in range(length):
         total += emission[v, labels[v]]
@@ -74,7 +73,6 @@ block.mean_loss.of(Trees)(uniform_mean_loss)
 @block.mark_rows.of(Trees)
 @njit
 def mark_rows(kind, examples, i, labels, used):
-    """The rows of the pairs that the states make."""
     for v in range(size_of(examples, i)):
         if kind.parent[v] >= 0:
             used[row_of(kind, v, labels)] = True
@@ -83,7 +81,6 @@ def mark_rows(kind, examples, i, labels, used):
 @block.add_labeling.of(Trees)
 @njit
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """``mass (p(labels) - p(y))``: states and pairs that differ at a node."""
     target = examples.y[examples.start[i] :]
     add_states(examples, i, length, labels, mass, delta)
     for v in range(length):
@@ -104,15 +101,14 @@ def max_sum(examples, i, length, scratch, states, parents, edges, room, labels):
     for v in range(length):
         target = examples.y[start + v]
         scores[v, target] = scratch.emission[v, target]
-    nodes, found = scores[:length].reshape(1, length, states), labels[:length].reshape(1, length)
-    work = 1, states, 0, 1, room.memory, room.places, found, room.value
+    nodes, states_of_nodes = scores[:length].reshape(1, length, states), labels[:length].reshape(1, length)
+    work = 1, states, 0, 1, room.memory, room.places, states_of_nodes, room.value
     decode_trees(nodes, edges, parents[:length].reshape(1, length), room.every, *work)
 
 
 @block.decode.of(Trees)
 @njit
 def decode(kind, examples, i, length, scratch, transition, labels):
-    """Max-sum."""
     states, turned = kind.states, scratch.transition
     if kind.shared:
         for j in range(states):
@@ -127,7 +123,7 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 
 @with_links
 class Forests(NamedTuple):
-    """Forests: edge v of an example is that of node v and its parent; ``parent`` ``[E]`` is int64, -1 at roots."""
+    """Forests: edge v of an example joins node v and its parent; ``parent`` ``[E]`` is int64, -1 at roots."""
 
     links: Any
     parent: Any
@@ -136,7 +132,6 @@ class Forests(NamedTuple):
 @block.decode.of(Forests)
 @njit
 def decode_forest(kind, examples, i, length, scratch, transition, labels):
-    """Max-sum."""
     states, parents = kind.links.states, kind.parent[kind.links.start[i] :]
     edges = transition[: length * states].reshape(1, length, states, states)
     max_sum(examples, i, length, scratch, states, parents, edges, scratch.room.decoder, labels)
@@ -153,18 +148,18 @@ class TreeAdapter(HeadAdapter):
     def _shared(self) -> bool:
         return self.structure.shared  # type: ignore[attr-defined]
 
+    @override
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        """Rows of nodes; matrices by the child unless one serves all edges."""
         states, matrices = self.num_states, torch.ones_like(lengths) if self._shared else lengths
         return {"node": (lengths, (states,)), "edge": (matrices, (states, states))}
 
+    @override
     def kind(self, *_: Any) -> Trees:
-        """With the tree of all examples."""
         parent = self.structure.parent.cpu().numpy()  # type: ignore[attr-defined]
         return Trees(parent, self._shared, self.num_states)
 
+    @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        """Makes the room of the decoder."""
         longest = len(self.structure.parent)  # type: ignore[attr-defined]
         return partial(make_room, longest, self.num_states, examples.added.dtype)
 
@@ -176,12 +171,12 @@ class ForestAdapter(LinkAdapter):
         super().__init__(head, symmetric=False)
         self._labeling = labeling
 
+    @override
     def labeling(self, labels: Tensor, pairs: Tensor) -> Labeling:
-        """A ``ForestLabeling``."""
         return self._labeling(labels, pairs)
 
+    @override
     def edges_of(self, x: Any, potentials: Potentials) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of each node and its parent."""
         _, z, _, forward = x
         parent = potentials.parent  # type: ignore[attr-defined]  # which has been checked
         batch, longest = parent.shape
@@ -190,15 +185,15 @@ class ForestAdapter(LinkAdapter):
         ends = torch.stack([parent, torch.where(parent >= 0, child, -1)], 2)
         return sizes, ends, z, ~forward.bool()
 
+    @override
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        """Both by the node, which are rows if they are padded."""
         shapes, states = super().part_shapes(lengths), self.num_states
         return {**shapes, "edge": (lengths, (states, states))} if self.ragged else shapes
 
+    @override
     def linked(self, links: Links, examples: Examples) -> Forests:
-        """Forests."""
         return Forests(links, np.ascontiguousarray(links.ends[:, 0]))
 
+    @override
     def decoder_room(self, examples: Examples) -> Callable[[], Any]:
-        """That of trees."""
         return partial(make_room, int(np.diff(examples.start).max()), self.num_states, examples.added.dtype)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import first_equal, largest_sum, set_row
-from torchssvm.core.arguments import as_parents
+from torchssvm.core.arguments import as_parents, check_int64, check_length_form
 from torchssvm.core.launch import by_example, compiles, launch, plan
 from torchssvm.core.operators import apart, define, on_host, upload
 from torchssvm.core.triton_support import triton_available
-from torchssvm.structures.common import reject_entries
+from torchssvm.structures.common import check_operands, check_range, own_lengths, reject_entries
 from torchssvm.structures.maxplus import add, first_maximiser, first_of_largest, maxplus_rows
 
 _NONE = np.empty(0, np.int64)
@@ -42,20 +42,27 @@ def max_sum_tree(
     Returns:
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best states.
 
+    Raises:
+        ValueError: Scores are not floating, or a shape, a length or a parent does not fit.
     """
     return _operator(node, edge, parent, lengths)
 
 
 def _fake(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    check_operands(node=(node, "BNK"), edge=(edge, (*"BN"[: edge.ndim - 2], "K", "K")))
+    check_int64(parent, "parent", node.shape[:2] if parent.ndim == 2 else node.shape[1:2])
+    if lengths is not None:
+        check_length_form(lengths, len(node))
     return node.new_empty(node.shape[:2], dtype=torch.int64), node.new_empty(node.shape[0])
 
 
 def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     labels, value = _fake(node, edge, parent, lengths)
+    lengths = own_lengths(lengths, *node.shape[:2])
     if not compiles(node, edge):
         return max_sum_tree_torch(node, edge, parent, lengths)
     batch, longest, states = node.shape
-    parent, lengths = apart(parent), apart(lengths)
+    parent = apart(parent)
     edges = by_example(edge)
     if edges.shape[1] == 1:
         edges = edges.mT  # the child's state first; tables by position are not copied
@@ -76,6 +83,7 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
 
 
 def _on_cuda(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    _fake(node, edge, parent, lengths)
     fits = node.shape[2] < 2**15 and node.shape[0] > 0  # back-pointers are int16
     if fits and triton_available() and compiles(node, edge):
         from torchssvm.structures.tree.triton import max_sum_tree_triton
@@ -95,10 +103,12 @@ def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
     """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding.
 
     Raises:
-        ValueError: The parents of an example do not form trees.
+        ValueError: The parents of an example do not form trees, or a length is not in 1 to N.
     """
     batch, longest, _ = node.shape
-    parent, lengths = on_host(parent).expand(batch, longest), None if lengths is None else on_host(lengths)
+    parent = on_host(parent).expand(batch, longest)
+    if lengths is not None:
+        check_range(lengths := on_host(lengths), batch, longest)
     size = torch.full((batch, 1), longest, device=parent.device) if lengths is None else lengths.unsqueeze(1)
     real = torch.arange(longest, device=parent.device) < size
     # Pointer doubling: after r rounds, ancestor is 2^r steps above the node.

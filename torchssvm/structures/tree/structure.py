@@ -168,13 +168,13 @@ class Tree(Labelled, Indexed):
         batch, longest, states = potentials["node"].shape
         return every_labeling(states, check_lengths(potentials.lengths, batch, longest, potentials.device))
 
+    @override
     def costs(self, target: Tensor) -> Tensor:
-        """The cost of a wrong state at each node: ``[B, N]`` float64, zero in the padding."""
         costs = (target >= 0).to(torch.float64)
         return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 
+    @override
     def _places(self, labels: Tensor) -> Places:  # type: ignore[override]
-        """Of states and pairs ``[B, C, N]``."""
         longest, states = labels.shape[2], self.num_states
         parent = upload(self.parent[:longest], labels.device)
         real = labels >= 0
