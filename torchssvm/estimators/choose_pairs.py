@@ -27,7 +27,7 @@ def choose_pairs(y: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
 
     The likelihood ratio of a table of two by two is tested, at a level of 5 % for all pairs together. Of each label at
     most five pairs are taken, the clearest first. Where examples have about equally many labels, as if the
-    labels excluded each other, single counts are too small for a test: there every label is also paired with the five
+    labels excluded each other, single counts are too small for a test: then every label is also paired with the five
     that are on most often.
 
     Args:
