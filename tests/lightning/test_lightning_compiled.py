@@ -102,7 +102,7 @@ def test_the_torch_loop_does_what_is_not_compiled(name, words, visits):
     assert not visits
     assert model.dual.steps > 0
     if name != "compiled":
-        with pytest.raises(ValueError, match=f"compiled=True, .* cannot be used: .*{name}"):
+        with pytest.raises(ValueError, match=f"compiled=True.*{name}"):
             StructuredSVM(**with_solver(compiled=True, **options))
 
 
@@ -221,7 +221,7 @@ def test_another_rule_is_told_when_a_run_goes_on(compiled, words, tmp_path):
     first.fit(chain(compiled=False, block_steps=CommonStep()), loader(words))
     first.save_checkpoint(tmp_path / "run.ckpt")
     second = chain(compiled=compiled, storage=MeanParts())
-    with pytest.warns(UserWarning, match=r"trained with block_steps=CommonStep\(\), and this model goes on with BoxQP"):
+    with pytest.warns(UserWarning, match=r"trained with block_steps=CommonStep\(\), not BoxQP"):
         trainer(max_epochs=2).fit(second, loader(words), ckpt_path=tmp_path / "run.ckpt")
 
 

@@ -119,7 +119,7 @@ def of_ranks(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_training_batches(trainer: L.Trainer) -> TrainingBatches:
-    """The batches that Lightning will train from; each of several processes gets its own examples.
+    """The batches that Lightning will train from; each of several processes gets a part of the examples.
 
     Raises:
         TypeError: Training examples do not come from one DataLoader.
@@ -130,26 +130,30 @@ def take_training_batches(trainer: L.Trainer) -> TrainingBatches:
         raise ValueError(f"reload_dataloaders_every_n_epochs={reload}: the dual is of one dataset; leave it 0")
 
     def replace(loader: Any) -> TrainingBatches:
-        if not isinstance(loader, DataLoader):
-            raise TypeError(f"training takes its examples from one DataLoader, not from a {type(loader).__name__}")
+        loader = check_loader(loader)
         if trainer.overfit_batches and type(loader.sampler) is RandomSampler:  # type: ignore[attr-defined]
-            loader = _like(loader, SequentialSampler(loader.dataset))  # type: ignore[arg-type]
-        return TrainingBatches(_own_loader(loader, Ranks.here()))
+            loader = _like(loader, SequentialSampler(loader.dataset))
+        return TrainingBatches(_loader_of_rank(loader, Ranks.here()))
 
     return replace_training_loader(trainer, replace)
 
 
+def check_loader(loader: Any) -> DataLoader:
+    """The training loader; TypeError if it is not one DataLoader."""
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"training takes its examples from one DataLoader, not from a {type(loader).__name__}")
+    return loader
+
+
 def count_examples(loader: DataLoader) -> int:
-    """n, the size of the loader's dataset; TypeError if it has no length, ValueError if it is empty."""
-    if not isinstance(loader.dataset, Sized):
-        raise TypeError(f"the training dataset {type(loader.dataset).__name__} has no length: it must be map-style")
-    if not len(loader.dataset):
-        raise ValueError("the training dataset is empty")
+    """n, the size of the loader's dataset; ValueError if it has no length or is empty."""
+    if not isinstance(loader.dataset, Sized) or not len(loader.dataset):
+        name = type(loader.dataset).__name__
+        raise ValueError(f"the training dataset {name} is empty or has no length: give a map-style dataset")
     return len(loader.dataset)
 
 
 def _workers(loader: DataLoader) -> dict[str, Any]:
-    """How a loader reads its examples."""
     names = ["collate_fn", "num_workers", "pin_memory", "worker_init_fn"]
     names += ["multiprocessing_context", "prefetch_factor"] if loader.num_workers else []
     return {name: getattr(loader, name) for name in names}
@@ -201,7 +205,7 @@ def _like(loader: DataLoader, sampler: Sampler[int]) -> DataLoader:
     return DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)
 
 
-def _own_loader(loader: DataLoader, ranks: Ranks) -> DataLoader:
+def _loader_of_rank(loader: DataLoader, ranks: Ranks) -> DataLoader:
     """The loader, or one that gives the examples of this process alone, in batches of the same size."""
     batches, examples, dataset = loader.batch_sampler, loader.sampler, loader.dataset
     if not ranks or isinstance(batches, GapBatchSampler):  # which draws the examples of its process
@@ -210,7 +214,7 @@ def _own_loader(loader: DataLoader, ranks: Ranks) -> DataLoader:
     if type(batches) is not BatchSampler or not whole or getattr(examples, "replacement", False):
         kind = type(examples if type(batches) is BatchSampler else batches).__name__
         raise ValueError(
-            f"the training loader draws by a {kind}, which {ranks.size} processes cannot share: give shuffle=True, or "
+            f"a {kind} cannot draw for {ranks.size} processes: give the training loader shuffle=True, or "
             "batch_sampler=GapBatchSampler(...)"
         )
     seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
