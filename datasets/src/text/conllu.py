@@ -338,10 +338,10 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
         length = len(sentence.heads)
         if min(sentence.heads, default=0) < 0:
             raise ValueError(f"sentence {number} was read without its tree, trees=False: there is nothing to compare")
-        own = [int(head) for head in heads[:length]]
-        if len(own) < length:
-            raise ValueError(f"found has {len(own)} heads for sentence {number}, which has {length} words")
-        for mine, true, mark in zip(own, sentence.heads, sentence.punctuation, strict=True):
+        predicted = [int(head) for head in heads[:length]]
+        if len(predicted) < length:
+            raise ValueError(f"found has {len(predicted)} heads for sentence {number}, which has {length} words")
+        for mine, true, mark in zip(predicted, sentence.heads, sentence.punctuation, strict=True):
             tokens += 1
             punctuation += mark
             right += mine == true
