@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import chi2
 
-_MOST = 5
-"""Of each label; more took longer, and predicted no better."""
-
-_CHANCE = 0.05
-"""The probability that some pair of independent labels is taken."""
-
+_MOST = 5  # of each label; more took longer, and predicted no better
+_CHANCE = 0.05  # the probability that some pair of independent labels is taken
 _EXCLUSIVE = 0.5
 """Labels exclude each other where their number varies less than this share of the variance of independent labels."""
 

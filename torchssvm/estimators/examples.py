@@ -135,8 +135,7 @@ def _reader(X: Any) -> Callable[[torch.Tensor], Any]:
     return lists
 
 
-NO_LABELS = (-1, -100)
-"""Numbers that mark a missing label in scikit-learn and torch."""
+NO_LABELS = (-1, -100)  # numbers that mark a missing label in scikit-learn and torch
 
 
 def check_counts(sizes: Any, y: Any, name: str = "y") -> None:

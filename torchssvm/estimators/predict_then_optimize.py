@@ -193,7 +193,6 @@ class PredictThenOptimize(CertifiedEstimator):
         return -self.regret(X, costs, sample_weight)
 
     def _checked(self) -> Decisions:
-        """The structure of the program; refuses what :meth:`fit` says."""
         self._check_run()
         check_flags(shared=self.shared)
         check_number(self.intercept_scaling, "intercept_scaling", least=0.0)
@@ -339,23 +338,12 @@ def part(problems: DecisionProblems, rows: Tensor) -> DecisionProblems:
     return some
 
 
-COARSE = 0.1
-"""The gap, as a share of the primal, to which each lambda is trained."""
-
-FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
-"""Lambdas that are tried, as multiples of the guess."""
-
-AT_ANCHOR = 100.0
-"""With an anchor, the first one: the weights hardly leave the anchor."""
-
-SAMPLE = 16
-"""Examples of which lambda is guessed."""
-
-BUDGET = 3.0
-"""Lambdas below the best one may take so many times the passes that it and those before it took."""
-
-CHECKED = 3.0
-"""Passes between exact passes: few are needed at large lambdas."""
+COARSE = 0.1  # the gap, as a share of the primal, to which each lambda is trained
+FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # lambdas that are tried, as multiples of the guess
+AT_ANCHOR = 100.0  # with an anchor, the first one: the weights hardly leave the anchor
+SAMPLE = 16  # examples of which lambda is guessed
+BUDGET = 3.0  # lambdas below the best one may take so many times the passes that it and those before it took
+CHECKED = 3.0  # passes between exact passes: few are needed at large lambdas
 
 
 def choose_by_regret(

@@ -134,11 +134,7 @@ class AveragedWeights(Callback):
 
     @contextmanager
     def applied(self, pl_module: L.LightningModule) -> Iterator[None]:
-        """The head holds the average inside the ``with`` block, and the trained weights again afterwards.
-
-        Raises:
-            RuntimeError: Nothing has been averaged.
-        """
+        """The head holds the average inside the ``with`` block; RuntimeError if nothing has been averaged."""
         with self._of_fit().apply():
             yield
 

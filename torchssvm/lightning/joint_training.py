@@ -57,7 +57,7 @@ class JointTraining:
             weight_decay=0.01)``; weight decay is for the features alone. None is ``torch.optim.Adam``.
         clip: The largest norm of a step's gradient, network and head together; None is any.
         accumulate: Batches of one step, whose gradients are averaged.
-        warmup: The share of the steps of the first stage in which the learning rate rises to ``lr``.
+        warmup: The share of the first stage in which the learning rate rises to ``lr``.
 
     Raises:
         ValueError: A number is out of range.
@@ -86,12 +86,11 @@ class JointTraining:
         check_whole(self.epochs, "epochs")
         check_number(self.lr, "lr", above=0.0)
         check_whole(self.accumulate, "accumulate")
-        if self.clip is not None:
-            check_number(self.clip, "clip", above=0.0)
         if as_number(self.warmup, "warmup"):
             check_share(self.warmup, "warmup")
-        if self.head_lr is not None:
-            check_number(self.head_lr, "head_lr", above=0.0)
+        for name in ("head_lr", "clip"):
+            if (number := getattr(self, name)) is not None:
+                check_number(number, name, above=0.0)
         for name, expected in (("loss", "SoftmaxMargin or StructuredHinge"), ("optimizer", "torch.optim.Adam")):
             given = getattr(self, name)
             if given is not None and (isinstance(given, nn.Module | Optimizer) or not callable(given)):
@@ -276,7 +275,7 @@ class JointRun:
         checkpoint[_KEY] = {"weights": self.weights}
 
     def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
-        """Read it again; ValueError if the checkpoint has none, or is damaged."""
+        """Read the head; ValueError if the checkpoint has none, or is damaged."""
         state = checkpoint.get(_KEY)
         if state is None:
             raise ValueError("the checkpoint is not of JointTraining: resume with its joint=, or begin a new fit")

@@ -36,6 +36,7 @@ from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
 from torchssvm.solvers.training import compiled_form, move, print_choice, warn_if_estimated_far
 
+_BAR_EVERY = 10
 _OF_THE_TRAINER = {
     "batch_size": "to the DataLoader",
     "order": "to a GapBatchSampler in the DataLoader",
@@ -54,9 +55,6 @@ def _check_solver(module: Any, solver: Solver | None) -> Solver:
     if solver.compiled and (reason := compiled_form(module.head, module.structure, solver.with_defaults())[1]):
         raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
     return solver
-
-
-_BAR_EVERY = 10
 
 
 class StructuredSVM(Predicting):

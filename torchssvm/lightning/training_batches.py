@@ -18,8 +18,7 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.steps.directions import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
-WHOLE = 10_000
-"""Most examples of an epoch in one part."""
+WHOLE = 10_000  # most examples of an epoch in one part
 
 
 class EpochPart(NamedTuple):
@@ -121,9 +120,7 @@ def of_ranks(state: dict[str, Any]) -> dict[str, Any]:
 def take_training_batches(trainer: L.Trainer) -> TrainingBatches:
     """The batches that Lightning will train from; each of several processes gets a part of the examples.
 
-    Raises:
-        TypeError: Training examples do not come from one DataLoader.
-        ValueError: The trainer reloads its loaders during the run, or the sampler cannot be restricted.
+    TypeError if they do not come from one DataLoader; ValueError if the trainer reloads it, or its sampler is unknown.
     """
     reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if reload:
@@ -147,10 +144,9 @@ def check_loader(loader: Any) -> DataLoader:
 
 def count_examples(loader: DataLoader) -> int:
     """n, the size of the loader's dataset; ValueError if it has no length or is empty."""
-    if not isinstance(loader.dataset, Sized) or not len(loader.dataset):
-        name = type(loader.dataset).__name__
-        raise ValueError(f"the training dataset {name} is empty or has no length: give a map-style dataset")
-    return len(loader.dataset)
+    if not isinstance(dataset := loader.dataset, Sized) or not len(dataset):
+        raise ValueError(f"{type(dataset).__name__} is empty, or has no length: give a map-style dataset")
+    return len(dataset)
 
 
 def _workers(loader: DataLoader) -> dict[str, Any]:

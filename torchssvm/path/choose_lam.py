@@ -257,17 +257,10 @@ def _error(a: HeldOutPoint, b: HeldOutPoint) -> float:
     return error * (1.0 + 1e-9)  # one error more among n examples is exactly one standard error
 
 
-FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
-"""Lambdas that are tried where none are given, as multiples of the guess."""
-
-STEP = 3.0
-"""Where the best of them is at an end, the next lambda beyond is so many times larger or smaller."""
-
-COARSE = 0.05
-"""The gap of a fold, as a share of the primal: it is enough to compare lambdas, see docs/choosing.md."""
-
-MOST = 8
-"""At most so many lambdas are tried where none are given."""
+FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)  # lambdas that are tried where none are given, as multiples of the guess
+STEP = 3.0  # where the best of them is at an end, the next lambda beyond is so many times larger or smaller
+COARSE = 0.05  # the gap of a fold, as a share of the primal: it is enough to compare lambdas, see docs/choosing.md
+MOST = 8  # at most so many lambdas are tried where none are given
 
 
 def check_lams(lams: Any) -> list[float]:

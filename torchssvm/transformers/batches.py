@@ -19,9 +19,7 @@ from torchssvm.datasets.text.tag_schemes import to_bio
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
-NO_WORD = -100
-"""The label of positions without a tag: padding, special tokens, and all but the first piece of a word."""
-
+NO_WORD = -100  # the label of positions without a tag: padding, special tokens, and all but the first piece of a word
 _SEVERAL = (set, frozenset, tuple, list)
 
 
