@@ -476,7 +476,7 @@ class TestResult:
         follow(multiclass(6), on_breakpoint=lambda run: states.append(run.state_dict()))
         for options, message in (
             ({"epsilon": 0.2}, "epsilon"),
-            ({"rule": Heuristic()}, "rule is Certified"),
+            ({"rule": Heuristic()}, "rule"),
         ):
             with pytest.raises(ValueError, match=message):
                 follow(multiclass(6), resume=states[1], **options)
