@@ -10,6 +10,14 @@ from torchssvm.core.arguments import as_number, check_dataset, check_seed
 from torchssvm.core.batch import Collate, Part
 
 
+def size_of_share(n: int, share: Any) -> int:
+    """The number of examples in a share of n; ValueError if it leaves one of two parts empty."""
+    count = round(n * as_number(share, "share")) if 0.0 < as_number(share, "share") < 1.0 else 0
+    if not 0 < count < n:
+        raise ValueError(f"share={share} of {n} examples leaves one of the parts empty: give one such as 0.2")
+    return count
+
+
 def hold_out(
     dataset: Any, share: float = 0.2, *, seed: int = 0, collate_fn: Collate | None = None
 ) -> tuple[Part, Part]:
@@ -35,9 +43,7 @@ def hold_out(
     """
     check_dataset(dataset)
     n = len(dataset)
-    count = round(n * as_number(share, "share")) if 0.0 < as_number(share, "share") < 1.0 else 0
-    if not 0 < count < n:
-        raise ValueError(f"share={share} of {n} examples leaves one of the parts empty: give one such as 0.2")
+    count = size_of_share(n, share)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(check_seed(seed)))
     rest, some = order[count:].sort().values, order[:count].sort().values
     return Part(dataset, rest, collate_fn), Part(dataset, some, collate_fn)

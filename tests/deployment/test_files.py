@@ -30,13 +30,12 @@ from torchssvm import (
     SparseLinearChain,
     SparseLinearMultilabel,
 )
+from torchssvm.deployment import Decoder, batch_of_names, load_head, load_model, save_model
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.multilabel import MessagePassing
 
 safetensors = pytest.importorskip("safetensors.torch")
 
-from torchssvm.deployment import Decoder, batch_of_names, load_head, load_model, save_model  # noqa: E402
-from torchssvm.structures import Forest, LinearForest  # noqa: E402
 
 ALLOWED = Transitions(torch.ones(4, 4).bool(), first=torch.tensor([True, True, False, True]))
 HEADS = {
@@ -104,7 +103,7 @@ def test_what_has_no_decoder_is_read_as_a_head(trained: nn.Module, tmp_path) -> 
 @pytest.mark.parametrize("trained", ["branch and bound"], indirect=True)
 def test_label_sets_of_branch_and_bound_are_read_as_a_head(trained: nn.Module, tmp_path) -> None:
     save_model(tmp_path / "sets", trained)
-    with pytest.raises(TypeError, match="decoder="):
+    with pytest.raises(TypeError, match=r"structure=Multilabel\(3, "):
         load_model(tmp_path / "sets")
     found = load_head(tmp_path / "sets")
     Decoder(found.head, Multilabel(3, decoder=MessagePassing()))
@@ -161,15 +160,15 @@ def test_files_that_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="is damaged, or not a file of save_model"):
         load_model(path)
     safetensors.save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="not one of save_model"):
+    with pytest.raises(ValueError, match="not a file of save_model"):
         load_model(path)
     safetensors.save_file({"weight": torch.zeros(2)}, path, {"torchssvm": "{"})
-    with pytest.raises(ValueError, match="its header cannot be read"):
+    with pytest.raises(ValueError, match="not a file of save_model"):
         load_model(path)
     for changes, words in [
         ({"format": 3}, "has format 3, and this version of torchssvm reads formats 1 and 2"),
-        ({"labels": ["c", "b", "a"]}, "does not hold what save_model"),
-        ({"format": 1, "head": {"class": "os.system", "arguments": {}}}, "names the class 'os.system'"),
+        ({"labels": ["c", "b", "a"]}, "changed or damaged"),
+        ({"format": 1, "head": {"class": "os.system", "arguments": {}}}, "'os.system'.* is no recipe"),
         ({"format": 1, "head": 3}, "3 is no recipe"),
     ]:
         save_model(path, LinearMulticlass(5, 3), labels=["a", "b", "c"])
@@ -199,7 +198,7 @@ def test_every_change_is_refused(tmp_path) -> None:
         if tensor.shape == changed.shape and torch.equal(tensor, changed):
             continue
         write(content, tensors | {name: changed})
-        with pytest.raises(ValueError, match=r"model (does not hold what save_model wrote|is damaged)"):
+        with pytest.raises(ValueError, match=r"model (was changed|is damaged)"):
             load_head(path)
     for lacking in (*content, *content["head"], *content["head"]["arguments"]):
         changed = json.loads(json.dumps(content))
@@ -209,7 +208,7 @@ def test_every_change_is_refused(tmp_path) -> None:
         else:
             continue  # None, such as the structure of a head that has its own
         write(changed, tensors)
-        with pytest.raises(ValueError, match=f"model.*({lacking}|does not hold what save_model wrote|no recipe)"):
+        with pytest.raises(ValueError, match=f"model.*({lacking}|was changed|no recipe)"):
             load_head(path)
     write({name: value for name, value in content.items() if name != "seal"} | {"format": 1}, tensors)
     assert torch.equal(load_head(path).head.emission, head.emission)  # an older file
@@ -238,8 +237,8 @@ def test_what_is_not_saved_leaves_the_old_file(tmp_path) -> None:
 
     for head, arguments, words in [
         (Own(5, 3), {}, r"head=Own cannot be made again from a file.*state_dict\(\)"),
-        (LinearMulticlass(5, 3), {"labels": "abc"}, "labels must be a list of strings"),
-        (LinearMulticlass(5, 3), {"labels": [1, 2, 3]}, "labels must be a list of strings"),
+        (LinearMulticlass(5, 3), {"labels": "abc"}, "labels="),
+        (LinearMulticlass(5, 3), {"labels": [1, 2, 3]}, "labels="),
         (LinearMulticlass(5, 3), {"vocabulary": {"a": "b"}}, "vocabulary must be a mapping"),
         (LinearMulticlass(5, 3), {"vocabulary": {"a": 0}}, "vocabulary is for heads .* head is a LinearMulticlass"),
     ]:
@@ -249,13 +248,12 @@ def test_what_is_not_saved_leaves_the_old_file(tmp_path) -> None:
     for head, arguments, words in [
         (lists, {"labels": ["a"]}, "labels has 1 names, and Chain has 3"),
         (lists, {"labels": ["a", "b", "a"]}, "labels=.* has a label twice"),
-        (lists, {"labels": ["a", "b", "\ud800"]}, r"labels has '\\ud800', which UTF-8 cannot encode"),
-        (lists, {"vocabulary": {"\ud800": 0}}, r"vocabulary has '\\ud800', which UTF-8 cannot encode"),
+        (lists, {"labels": ["a", "b", "\ud800"]}, "ud800"),
+        (lists, {"vocabulary": {"\ud800": 0}}, "ud800"),
         (lists, {"vocabulary": {"a": -1}}, "vocabulary holds the column -1 for 'a': columns are 0 to 4"),
         (LinearArcs(5), {"vocabulary": {"a": 5}}, "vocabulary holds the column 5 for 'a': columns are 0 to 4"),
-        (lists, {"vocabulary": {"a": 1, "b": 1}}, r"vocabulary has the column 1 for \['a', 'b'\]"),
         (lists, {"structure": Multiclass(3)}, "does not fit head=SparseLinearChain"),
-        (LinearArcs(5), {"labels": ["a"]}, "Arborescence has none: leave them out"),
+        (LinearArcs(5), {"labels": ["a"]}, "Arborescence has no"),
         (LinearGraph(3, 2), {"labels": ["a"]}, "labels has 1 names, and GraphCut has 2"),
         (LinearMulticlass(5, 3).to("meta"), {}, "head has weight of torch.float32 on meta"),
         (LinearMulticlass(5, 3), {"temperature": 0.0}, "temperature=0.0"),
@@ -288,9 +286,8 @@ def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_pa
 @pytest.mark.parametrize(
     ("sentences", "vocabulary", "words"),
     [
-        ([[["a"]]], None, "vocabulary=None must map names of features to columns"),
-        (None, {}, "sentences must be lists of tokens, one list for every sentence; got None"),
-        ([None], {}, "sentences must be lists of tokens, one list for every sentence; got None"),
+        ([[["a"]]], None, "vocabulary=None"),
+        (None, {}, "sentences=None"),
         (["the cat"], {}, "token 0 of sequence 0 is a str"),
         ([[[1]]], {}, "token 0 of sequence 0 is a list: give"),
     ],

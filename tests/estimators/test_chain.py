@@ -74,11 +74,6 @@ def test_errors_name_the_sentence(x, labels, message):
         ChainSVC().fit(x, labels)
 
 
-def test_counts_of_names_are_refused_with_arrays():
-    with pytest.raises(ValueError, match="min_count=3"):
-        ChainSVC(min_count=3).fit(X, y)
-
-
 def test_tensors_are_arrays():
     as_tensors = [torch.tensor(rows) for rows in X], [torch.tensor([ord(a) for a in own]) for own in y]
     fitted = ChainSVC(tol=0.3, random_state=0).fit(*as_tensors)

@@ -63,7 +63,7 @@ def test_probabilities_are_those_of_the_best_temperature(data, names):
     assert not hasattr(fitted, "predict_proba")
     with pytest.raises(AttributeError) as error:
         fitted.predict_proba(X)
-    assert "call calibrate(X, y)" in str(error.value)
+    assert "calibrate(X, y)" in str(error.value)
     wrong = y[30:].copy()
     wrong[3] = 7 if names is None else "d"
     with pytest.raises(ValueError, match=f"y has the label '?{wrong[3]}"):

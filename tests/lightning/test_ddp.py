@@ -107,7 +107,7 @@ def test_one_process_goes_on_with_the_checkpoint_of_two(found, folder):
     assert more["own"] == list(range(WORDS))
     assert more["dual"] > found[0]["compiled"]["dual"] / 2
     assert overlap(more, found[0]["compiled"])
-    with pytest.raises(ValueError, match="middle of an epoch of 2 processes, and now there are 1"):
+    with pytest.raises(ValueError, match="middle of an epoch of 2 processes"):
         ddp_runs.fit(ddp_runs.in_torch(), loader(words), ckpt_path=folder / ddp_runs.IN_EPOCH)
 
 

@@ -368,7 +368,7 @@ def test_checkpoints_that_do_not_fit(words, tmp_path):
     fitting = trainer(max_epochs=1)
     fitting.fit(StructuredSVM(LinearChain(12, 26), 0.01, Features()), loader(words))
     fitting.save_checkpoint(tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="not one of JointTraining"):
+    with pytest.raises(ValueError, match="JointTraining"):
         trainer(max_epochs=3).fit(together(), loader(words), ckpt_path=tmp_path / "other.ckpt")
     fitting = trainer(max_epochs=3)
     fitting.fit(together(), loader(words))

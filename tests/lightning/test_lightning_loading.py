@@ -66,7 +66,7 @@ NOT_MADE = [
 
 @pytest.mark.parametrize("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
 def test_nothing_else_is_made_from_a_checkpoint(name: str):
-    with pytest.raises(ValueError, match=f"the class '{name}', and it may be one of"):
+    with pytest.raises(ValueError, match=f"'{name}'.* is no recipe"):
         rebuild({"class": name, "arguments": {}})
 
 
@@ -99,13 +99,13 @@ def test_what_is_not_of_this_package_has_no_recipe():
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ({"class": "os.system", "arguments": {"command": "true"}}, "'os.system', and it may be one of"),
-        ({"class": "torch.nn.Linear", "arguments": {"in_features": 3, "out_features": 3}}, "may be one of"),
+        ({"class": "os.system", "arguments": {"command": "true"}}, "no recipe"),
+        ({"class": "torch.nn.Linear", "arguments": {"in_features": 3, "out_features": 3}}, "no recipe"),
         ({"class": "LinearPose", "arguments": {"structure": {"class": "eval", "arguments": {}}}}, "'eval'"),
         ({"class": "LinearChain", "arguments": {"in_features": -1, "num_states": 3, "positions": None}}, "-1"),
         ({"class": "LinearChain"}, "no recipe"),
         ("LinearChain", "no recipe"),
-        ({"class": ["LinearChain"], "arguments": {}}, "['LinearChain'], and it may be one of"),
+        ({"class": ["LinearChain"], "arguments": {}}, "no recipe"),
     ],
 )
 def test_no_other_class_is_made_from_a_checkpoint(recipe, words: str):
@@ -153,7 +153,7 @@ def test_a_model_is_loaded_as_it_was(name: str, only: bool, tmp_path: Path):
     loaded, kept = (trainer().predict(module, words.everything()) for module in (again, model))
     assert all(torch.equal(a, b) for a, b in zip(loaded, kept, strict=True))
     if "features" in name:
-        with pytest.raises(ValueError, match=r"features=Sequential\(...\)"):
+        with pytest.raises(ValueError, match=r"features=\.\.\."):
             type(model).load_from_checkpoint(path)
     else:
         with path.open("rb") as file:
@@ -163,7 +163,7 @@ def test_a_model_is_loaded_as_it_was(name: str, only: bool, tmp_path: Path):
 def test_what_cannot_be_made_is_asked_for(tmp_path: Path):
     path = tmp_path / "model.ckpt"
     fitted(StructuredSVM(MyHead(3, 3), lam=0.1), path)
-    call = r"StructuredSVM.load_from_checkpoint\(path, head=MyHead\(...\)\)"
+    call = r"StructuredSVM.load_from_checkpoint\(path, head=\.\.\.\)"
     with pytest.raises(ValueError, match=call):
         StructuredSVM.load_from_checkpoint(path)
     assert type(StructuredSVM.load_from_checkpoint(path, head=MyHead(3, 3)).head) is MyHead
@@ -171,7 +171,7 @@ def test_what_cannot_be_made_is_asked_for(tmp_path: Path):
         StructuredSVM.load_from_checkpoint(path, head=LinearChain(4, 3))
 
     fitted(StructuredSVM(LinearChain(3, 3), lam=0.1, structure=MyChain(3), solver=Solver(compiled=False)), path)
-    with pytest.raises(ValueError, match=r"structure=MyChain\(...\)"):
+    with pytest.raises(ValueError, match=r"structure=\.\.\."):
         StructuredSVM.load_from_checkpoint(path)
     assert type(StructuredSVM.load_from_checkpoint(path, structure=MyChain(3)).structure) is MyChain
 

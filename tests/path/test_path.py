@@ -198,7 +198,7 @@ class TestLargestLam:
         problem = multiclass(2)
         problem.y = torch.zeros_like(problem.y)
         problem.head.structure = Careless(3, torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
-        with pytest.raises(RuntimeError, match="is the oracle exact when all weights are zero"):
+        with pytest.raises(RuntimeError, match="oracle exact"):
             follow(problem)
 
     def test_only_a_new_dual(self):
@@ -286,7 +286,7 @@ class TestPath:
         assert not path.complete
         assert 0.0 < path.lowest < path.points[-1].lam
         assert path.gap(path.lowest) <= 0.1 + 1e-12
-        with pytest.raises(ValueError, match=r"below the end of this path.* more max_passes"):
+        with pytest.raises(ValueError, match="lam="):
             path.weights(path.lowest * 0.99)
 
     def test_what_passes_run_out_on_is_not_promised(self):
@@ -427,8 +427,8 @@ class TestResult:
             (data[: len(data) // 2], "not a saved path, or is damaged"),
             (b"", "not a saved path, or is damaged"),
             (b"hello", "not a saved path, or is damaged"),
-            (bytes(flipped), "bad.pt: the checkpoint is damaged: path does not match its checksum"),
-            (other.getvalue(), "bad.pt: this is not the state of a regularisation path"),
+            (bytes(flipped), r"bad.pt .*path does not match its checksum"),
+            (other.getvalue(), r"bad.pt .*path has format None"),
         ):
             bad.write_bytes(content)
             with pytest.raises(ValueError, match=message):
@@ -437,7 +437,7 @@ class TestResult:
             RegularizationPath.load(tmp_path / "missing.pt")
         state = path.state_dict()
         for name in state:
-            with pytest.raises(ValueError, match=r"damaged|not the state|has format"):
+            with pytest.raises(ValueError, match=r"damaged|has format"):
                 RegularizationPath.from_state_dict({k: v for k, v in state.items() if k != name})
         with pytest.raises(ValueError, match="this version reads format"):
             RegularizationPath.from_state_dict({**state, "format": 99})
@@ -476,7 +476,7 @@ class TestResult:
         follow(multiclass(6), on_breakpoint=lambda run: states.append(run.state_dict()))
         for options, message in (
             ({"epsilon": 0.2}, "epsilon"),
-            ({"rule": Heuristic()}, "'rule'"),
+            ({"rule": Heuristic()}, "rule"),
         ):
             with pytest.raises(ValueError, match=message):
                 follow(multiclass(6), resume=states[1], **options)

@@ -93,6 +93,12 @@ def check_positive(value: Any, name: str) -> float:
     return check_number(value, name, above=0.0)
 
 
+def check_share(value: Any, name: str) -> None:
+    """Raise ValueError or TypeError unless ``value`` lies between 0 and 1, both excluded."""
+    if not 0.0 < as_number(value, name) < 1.0:
+        raise ValueError(f"{name}={value} must lie between 0 and 1, as a share such as 0.01")
+
+
 def check_limit(value: Any, name: str = "memory_limit") -> int | None:
     """A number of bytes as an int, checked by :func:`check_whole`; None, for no explicit limit, stays None."""
     return None if value is None else check_whole(value, name, 0, advice=": a number of bytes, or None")
@@ -132,10 +138,10 @@ def or_default(value: Kind | None, kind: type[Kind], name: str) -> Kind:
     return value if value is not None else kind()
 
 
-def check_dataset(dataset: Any) -> None:
+def check_dataset(dataset: Any, name: str = "dataset") -> None:
     """Raise TypeError if the dataset has no length, which map-style datasets have."""
     if not hasattr(dataset, "__len__"):
-        raise TypeError(f"dataset must be a map-style dataset with a length, not a {type(dataset).__name__}")
+        raise TypeError(f"{name} must be a map-style dataset with a length, not a {type(dataset).__name__}")
 
 
 def check_parameters(params: Any, dual: str = "") -> None:

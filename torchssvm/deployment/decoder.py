@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from torchssvm.core.arguments import places_of
+from torchssvm.core.arguments import check_several, places_of
 from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials, as_potentials, check_scores_finite
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
@@ -31,21 +31,21 @@ class Decoder(nn.Module):
     ``Decoder(head)(x, lengths)`` gives what ``head.structure.decode(head(x, lengths))`` gives, without gradients, for
     chains, classes, trees, and sets of labels by messages. ``torch.export``, ``torch.compile(fullgraph=True)``,
     AOTInductor and ``torch.onnx.export`` take it, with any batch size, and for chains any length. Run at once, without
-    a compiler, it computes the same operators. A structure of your own is decoded by its own ``argmax`` and
-    ``decode``, which are then traced as they stand, also where a subclass of a structure of this package has them.
+    a compiler, it computes the same operators. A structure of yours is decoded by its ``argmax`` and ``decode``, which
+    are then traced, also where a subclass of a structure of this package has them.
 
-    Head and features are held, not copied, and put into evaluation mode.
+    Head and features are not copied, and are put into evaluation mode.
 
     Args:
         head: Gives potentials; or a trained ``StructuredSVM``, from which head, structure and features are taken.
-        structure: How outputs are decoded; None is the head's own.
+        structure: How outputs are decoded; None is the head's structure.
         features: A module below the head, which gets ``x``; None is none.
 
     Attributes:
         head: The head.
         features: The module below it, or None.
         structure: The structure.
-        labels: The names of the outputs, if :func:`load_model` has found them in the file; else None.
+        labels: The names of the outputs, if :func:`load_model` read them; else None.
         vocabulary: The columns of the features by name, likewise.
         feature_names: The names of the columns of ``x``, in their order, likewise.
 
@@ -80,12 +80,11 @@ class Decoder(nn.Module):
             lengths: ``[B]`` int64, 1 to N, where the head takes lengths; None means that nothing is padded. They are
                 checked here, and not in an exported or compiled graph.
 
-        Scores are checked here too. An exported or compiled graph makes ordinary labels of NaN, without a sign of it:
-        look at ``x`` before, where it may hold such numbers.
+        Scores are checked here too. An exported or compiled graph turns NaN into labels silently: check ``x`` before.
 
         Returns:
             The labelings, int64: ``[B, N]`` of chains and trees, -1 beyond the length; ``[B]`` of classes; ``[B, K]``
-            of sets of labels. Those of segments are codes: ``structure.frames`` and ``structure.spans`` read them.
+            of sets of labels. Segments are codes: ``structure.frames`` and ``structure.spans`` read them.
 
         Raises:
             ValueError: A shape or a length does not fit, or a score is NaN or +inf.
@@ -113,7 +112,7 @@ class Decoder(nn.Module):
 
 
 def refuse_table(x: Any) -> None:
-    """Raise TypeError for a table, whose columns may stand in another order than in training."""
+    """Raise TypeError for a table, whose columns may have another order than in training."""
     if hasattr(x, "to_numpy"):
         raise TypeError(
             f"x is a {type(x).__name__}: give torch.tensor(x[model.feature_names].to_numpy()), which takes columns by "
@@ -126,17 +125,15 @@ def parts_of(
 ) -> tuple[nn.Module, Structure, nn.Module | None]:
     """Head, structure and features, taken from a ``StructuredSVM`` where ``head`` is one.
 
-    TypeError if the head is no module, or there is no structure; ValueError if it does not fit the head.
+    TypeError if the head is no module or has no structure; ValueError if the structure does not fit the head.
     """
-    if not isinstance(head, nn.Module):
-        raise TypeError(f"head must be a module such as LinearChain, not a {type(head).__name__}")
     model, inner = head, getattr(head, "head", None)
     if isinstance(inner, nn.Module):  # a StructuredSVM: no import of Lightning
         head, structure = inner, structure or getattr(model, "structure", None)
         features = features if features is not None else getattr(model, "features", None)
     structure = structure or getattr(head, "structure", None)
-    if not isinstance(structure, Structure):
-        raise TypeError(f"{type(head).__name__} has no structure: give structure=, which says how outputs are decoded")
+    if not isinstance(head, nn.Module) or not isinstance(structure, Structure):
+        raise TypeError(f"head={type(head).__name__} must be a module with a structure, such as LinearChain")
     check_fit(head, structure)
     return head, structure, features
 
@@ -166,12 +163,10 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
     """
     if not isinstance(vocabulary, Mapping):
         raise TypeError(f"vocabulary={vocabulary!r} must map names of features to columns, as load_model gives it")
-    for given in [sentences] if not hasattr(sentences, "__len__") else sentences:
-        if not hasattr(given, "__len__"):
-            raise TypeError(f"sentences must be lists of tokens, one list for every sentence; got {given!r}")
+    check_several(sentences, "sentences", "lists of tokens")
     lengths = [len(sentence) for sentence in sentences]
     if not lengths or min(lengths) < 1:
-        raise ValueError(f"sentences must hold at least one sentence, each with a token; their lengths are {lengths}")
+        raise ValueError(f"sentences have the lengths {lengths}: give at least one sentence, each with a token")
     lists = FeatureLists(sentences, vocabulary)
     return lists.batch(torch.arange(len(lengths))), lists.lengths
 
@@ -180,17 +175,17 @@ _SIZES = ("num_states", "num_classes", "num_labels", "pairwise", "shared", "pare
 
 
 def check_fit(head: nn.Module, structure: Structure) -> None:
-    """Raise ValueError if ``structure`` reads other potentials than a head with a structure of its own gives.
+    """Raise ValueError if ``structure`` reads other potentials than the head gives.
 
-    A structure or a head that is not of this package is not looked at.
+    Structures and heads of other packages are not checked.
     """
-    own = getattr(head, "structure", None)
-    if structure is own or not isinstance(own, Structure):
+    of_head = getattr(head, "structure", None)
+    if structure is of_head or not isinstance(of_head, Structure):
         return
-    made, given = (one.structure if isinstance(one, SlackRescaling) else one for one in (own, structure))
+    made, given = (one.structure if isinstance(one, SlackRescaling) else one for one in (of_head, structure))
     kinds = _kind(made), _kind(given)
     if None not in kinds and (kinds[0] is not kinds[1] or _sizes(made) != _sizes(given)):
-        raise ValueError(f"structure={structure} does not fit head={type(head).__name__}, made for {own}: leave it out")
+        raise ValueError(f"structure={structure} does not fit head={type(head).__name__} of {of_head}: leave it out")
 
 
 def _kind(structure: Structure) -> type | None:
@@ -199,36 +194,31 @@ def _kind(structure: Structure) -> type | None:
 
 
 def _sizes(structure: Structure) -> list[Any]:
-    found = (getattr(structure, name, None) for name in _SIZES)
-    return [value.tolist() if isinstance(value, Tensor) else value for value in found]
+    sizes = (getattr(structure, name, None) for name in _SIZES)
+    return [size.tolist() if isinstance(size, Tensor) else size for size in sizes]
 
 
 def check_labels(labels: Any, structure: Structure) -> list[str]:
-    """The names of the outputs of a structure of this package, if there is a different one for each."""
-    if isinstance(labels, str) or not isinstance(labels, Sequence) or not all(isinstance(one, str) for one in labels):
-        raise TypeError(f"labels must be a list of strings, one for each state, class or label; got {labels!r}")
+    """The names of the outputs of a structure of this package, a different one for each."""
+    names = check_texts(labels, "labels")
     structure = structure.structure if isinstance(structure, SlackRescaling) else structure
     kind = type(structure).__name__
     sizes = (getattr(structure, name, None) for name in ("num_states", "num_classes", "num_labels"))
     count = 2 if isinstance(structure, GraphCut) else next((size for size in sizes if size is not None), None)
-    if count is None:
-        raise ValueError(f"labels={labels!r} name the states, classes or labels, and {kind} has none: leave them out")
-    if len(labels) != count:
-        raise ValueError(f"labels has {len(labels)} names, and {kind} has {count} of them to name")
-    _check_utf8(places_of(labels), "labels")
-    return list(labels)
+    if len(names) != count:
+        raise ValueError(f"labels has {len(names)} names, and {kind} has {count or 'no'} states, classes or labels")
+    return list(places_of(names))
 
 
-def check_feature_names(names: Any) -> list[str]:
-    """The names of the columns, if they are strings."""
-    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"feature_names must be a list of strings, one for each column; got {names!r}")
-    _check_utf8(names, "feature_names")
-    return list(names)
+def check_texts(value: Any, name: str) -> list[str]:
+    """``value`` as a list; TypeError if it is no list of strings."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
+        raise TypeError(f"{name}={value!r} must be a list of strings")
+    return list(value)
 
 
 def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:
-    """The columns of the features by name, if the head has them."""
+    """The columns of the features by name, each a column of the head."""
     if not isinstance(vocabulary, Mapping) or not all(
         isinstance(name, str) and type(column) is int for name, column in vocabulary.items()
     ):
@@ -236,21 +226,7 @@ def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:
     if not isinstance(head, SparseLinearChain | SparseLinearMultilabel | LinearArcs):
         raise TypeError(f"vocabulary is for heads that take lists, and head is a {type(head).__name__}: leave it out")
     size = len(head.weight) if isinstance(head, LinearArcs) else head.in_features
-    names: dict[int, str] = {}
     for name, column in vocabulary.items():
         if not 0 <= column < size:
             raise ValueError(f"vocabulary holds the column {column} for {name!r}: columns are 0 to {size - 1}")
-        if (other := names.setdefault(column, name)) != name:
-            raise ValueError(f"vocabulary has the column {column} for {[other, name]}: give every feature its own")
-    _check_utf8(vocabulary, "vocabulary")
     return dict(vocabulary)
-
-
-def _check_utf8(names: Iterable[str], argument: str) -> None:
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"{argument} has {name!r}, which UTF-8 cannot encode: read it in the right encoding"
-            ) from error

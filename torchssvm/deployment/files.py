@@ -23,8 +23,8 @@ from torchssvm.core.states import seal
 from torchssvm.core.structure import OracleResult, Structure
 from torchssvm.deployment.decoder import (
     Decoder,
-    check_feature_names,
     check_labels,
+    check_texts,
     check_vocabulary,
     parts_of,
     refuse_table,
@@ -34,7 +34,7 @@ from torchssvm.deployment.decoder import (
 class UnitRows(nn.Module):
     """Divides each row by its Euclidean length: ``[B, F]``, or :class:`~torchssvm.SparseFeatures` ``[B, P]``.
 
-    Rows of zeros stay. Lists name a column once, as those of a scipy sparse matrix do.
+    Rows of zeros stay. Lists name a column once, as in a scipy sparse matrix.
 
     Args:
         shift: ``[F]``, what is subtracted from the columns before; None is nothing.
@@ -69,10 +69,6 @@ class UnitRows(nn.Module):
             if self.scale is not None:
                 values = values * self.scale.to(values.dtype)[columns.clamp(min=0)]
             return SparseFeatures(columns, _scaled(values))
-        if not isinstance(x, Tensor):
-            raise TypeError(
-                f"x must be a tensor or SparseFeatures, not a {type(x).__name__}: SparseFeatures holds sparse rows"
-            )
         x = x if self.shift is None else x - self.shift.to(x.dtype)
         return _scaled(x if self.scale is None else x * self.scale.to(x.dtype))
 
@@ -88,7 +84,7 @@ _CLASSES: dict[str, type] = {
     for thing in (*_exported, UnitRows)
     if isinstance(thing, type) and not issubclass(thing, _DATA) and not inspect.isabstract(thing)
 }
-"""What may be made again: the classes that ``torchssvm.structures`` exports, but those of data."""
+"""The classes that may be made again: the exports of ``torchssvm.structures`` without the classes of data."""
 
 
 def describe(thing: Any) -> Recipe | None:
@@ -109,12 +105,10 @@ def rebuild(recipe: Any) -> Any:
 
     Nothing is imported, and only structures, heads and oracles that ``torchssvm.structures`` exports are made.
     """
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("arguments"), dict):
-        raise ValueError(f"{recipe!r} is no recipe of a head or a structure")
-    name = recipe.get("class")
-    if not isinstance(name, str) or name not in _CLASSES:
-        raise ValueError(f"the checkpoint names the class {name!r}, and it may be one of {list(_CLASSES)}")
-    made = _CLASSES[name](**{k: rebuild(v) if isinstance(v, dict) else v for k, v in recipe["arguments"].items()})
+    name, arguments = (recipe.get("class"), recipe.get("arguments")) if isinstance(recipe, dict) else (None, None)
+    if not isinstance(name, str) or name not in _CLASSES or not isinstance(arguments, dict):
+        raise ValueError(f"{recipe!r} is no recipe of a head or a structure: its class may be {list(_CLASSES)}")
+    made = _CLASSES[name](**{k: rebuild(v) if isinstance(v, dict) else v for k, v in arguments.items()})
     dtype = recipe.get("dtype")
     return made.to(dtype) if isinstance(made, nn.Module) and isinstance(dtype, torch.dtype) else made
 
@@ -233,13 +227,13 @@ def save_model(
     """Write a trained head and its structure to one safetensors file, whole or not at all.
 
     The file holds no code and no training data: numbers, names, and the arguments with which the classes of this
-    package are made again. A head or structure of your own, and features below the head, are not written: save their
+    package are made again. A head or structure of yours, and features below the head, are not written: save their
     ``state_dict()``.
 
     Args:
         path: The file. A missing folder is made, an existing file is replaced at the end.
         head: A head of this package, or a ``StructuredSVM`` without features.
-        structure: Where it is not the head's own.
+        structure: The structure; None is the head's.
         labels: The names of the states, classes or labels, in the order of their numbers.
         vocabulary: The column of every feature by its name, for heads that take :class:`~torchssvm.SparseFeatures`.
         features: :class:`UnitRows`, which scales features before the head gets them.
@@ -250,8 +244,8 @@ def save_model(
         TypeError: Head or structure is of a class that is not made again, or there are features; labels are no
             strings; or the vocabulary is no mapping of strings to whole numbers, or the head takes no lists.
         ValueError: The structure does not fit the head; there are more or fewer labels than the structure has, or two
-            of the same name; a column of the vocabulary is not one of the head's, or has two names; UTF-8 cannot
-            encode a name; or the weights hold no numbers (``meta``), or others than real ones.
+            of the same name; a column of the vocabulary is not one of the head's; UTF-8 cannot encode a name; or the
+            weights hold no numbers (``meta``), or others than real ones.
         ImportError: ``safetensors`` is missing.
         OSError: See :func:`torchssvm.core.files.whole_file`.
 
@@ -261,15 +255,9 @@ def save_model(
     with needs(_EXTRA, "safetensors"):
         from safetensors.torch import save
     head, structure, features = parts_of(head, structure, features)
-    if not isinstance(features, UnitRows | None):
-        raise TypeError(
-            f"features={type(features).__name__} are not saved: save features.state_dict(), and give both to Decoder"
-        )
     for name, weight in head.named_parameters():
         if weight.is_meta or weight.dtype not in _DTYPES.values():
-            raise ValueError(
-                f"head has {name} of {weight.dtype} on {weight.device}: give it one of {list(_DTYPES)}, not on meta"
-            )
+            raise ValueError(f"head has {name} of {weight.dtype} on {weight.device}: give real numbers, not on meta")
     tensors = {_WEIGHT + name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
     apart = structure is not getattr(head, "structure", None)
     content = {
@@ -279,7 +267,7 @@ def save_model(
         **({} if features is None else {"features": _to_json(_recipe(features, "features"), tensors)}),
         "labels": None if labels is None else check_labels(labels, structure),
         **({} if temperature is None else {"temperature": check_number(temperature, "temperature", above=0.0)}),
-        **({} if feature_names is None else {"feature_names": check_feature_names(feature_names)}),
+        **({} if feature_names is None else {"feature_names": check_texts(feature_names, "feature_names")}),
     }
     if vocabulary is not None:  # a header has at most 100 MB
         names = json.dumps(check_vocabulary(vocabulary, head), ensure_ascii=False).encode()
@@ -314,26 +302,18 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
         raise IsADirectoryError(f"path={os.fspath(path)!r} is a folder: give the file that save_model wrote")
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            metadata = file.metadata() or {}  # the file is no mapping: it has keys()
-            # Copies: the file's own are mapped, and change, or end the process, when it is written to in place.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            # Copies: tensors of the file are mapped, and change, or end the process, when it is written to in place.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # no mapping
+            content = json.loads((file.metadata() or {})[_KEY])
+        version, checksum = content["format"], content.pop("seal", None)
     except OSError:
         raise
     except Exception as error:  # a damaged header can raise anything
-        raise ValueError(f"{path} is damaged, or not a file of save_model: {error}") from error
-    if _KEY not in metadata:
-        raise ValueError(f"{path} is a safetensors file, but not one of save_model: its header has no {_KEY!r}")
-    try:
-        content = json.loads(metadata[_KEY])
-        version, told = content["format"], content.pop("seal", None)
-    except Exception as error:
-        raise ValueError(f"{path} is damaged: its header cannot be read: {error!r}") from error
+        raise ValueError(f"{path} is damaged, or not a file of save_model: {error!r}") from error
     if version not in (1, _FORMAT):
         raise ValueError(f"{path} has format {version}, and this version of torchssvm reads formats 1 and {_FORMAT}")
-    if version > 1 and told != seal([content, tensors]):
-        raise ValueError(
-            f"{path} does not hold what save_model wrote: it is damaged, or was changed. Fetch or write it again"
-        )
+    if version > 1 and checksum != seal([content, tensors]):
+        raise ValueError(f"{path} was changed or damaged after save_model wrote it: fetch or write it again")
     try:
         return _made(content, tensors)
     except Exception as error:  # classes of another version may take other arguments
@@ -341,13 +321,12 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
 
 
 def _made(content: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModel:
-    """The model of a file, from its header and its tensors."""
     made: dict[str, Any] = {
         name: None if content.get(name) is None else rebuild(_from_json(content[name], tensors))
         for name in ("head", "structure", "features")
     }
     head = made["head"]
-    # A plain dict of the state has no version by which LinearHead tells how a matrix lies; the class says so.
+    # A plain dict has no version by which LinearHead tells how a matrix is stored; the class says so.
     state = {name.removeprefix(_WEIGHT): value for name, value in tensors.items() if name.startswith(_WEIGHT)}
     head.load_state_dict(state, assign=True)
     head.requires_grad_(False)
@@ -369,7 +348,7 @@ def load_model(path: str | os.PathLike[str]) -> Decoder:
 
     Raises:
         TypeError: The structure is not decoded in plain torch operators; :func:`load_head` reads the file. Other errors
-            are those of :func:`load_head`.
+            are as in :func:`load_head`.
 
     Example:
         >>> save_model("tagger.safetensors", LinearChain(4, 3), labels=["DET", "NOUN", "VERB"])
@@ -408,7 +387,6 @@ def _to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The recipe again."""
     if isinstance(value, dict) and value.keys() == {"tensor"}:
         return tensors[value["tensor"]]
     if isinstance(value, dict):

@@ -19,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, naming, or_default
+from torchssvm.core.arguments import check_flags, check_number, check_share, is_whole, naming, or_default
 from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.marginals import marginals_at
 from torchssvm.core.packages import warn
@@ -56,15 +56,7 @@ _MAY_CHANGE = ("C", "lam", "tol", "max_passes", "random_state", "verbose")
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 
-def check_share(value: Any, name: str) -> None:
-    """Raise ValueError or TypeError unless ``value`` lies between 0 and 1."""
-    if not 0.0 < as_number(value, name) < 1.0:
-        raise ValueError(f"{name}={value} must lie between 0 and 1, as a share such as 0.01")
-
-
 class _Run(NamedTuple):
-    """A run that a later fit may go on from."""
-
     trainer: Any
     head: Any
     digests: torch.Tensor | None  # of its examples, with warm_start
@@ -100,7 +92,6 @@ class CertifiedEstimator(BaseEstimator):
 
     @property
     def _goes_on(self) -> bool:
-        """Whether a fit goes on from the last one."""
         return bool(self.warm_start) or self._adds
 
     @property
@@ -116,7 +107,6 @@ class CertifiedEstimator(BaseEstimator):
             reset = False
 
     def _check_run(self) -> None:
-        """Raise ValueError or TypeError for parameters of training that are out of range or no flags."""
         check_share(self.tol, "tol")
         check_number(self.max_passes, "max_passes", above=0.0)
         given = self.get_params(deep=False)
@@ -135,10 +125,10 @@ class CertifiedEstimator(BaseEstimator):
         stay: int = 0,
         changed: bool = False,
     ) -> Any:
-        """The head, trained to the gap, or that of the last fit, which goes on; sets the fitted attributes of the run.
+        """The head, trained to the gap, or the head of the last fit if it goes on; sets the fitted attributes.
 
-        ``solver`` gives rules and bounds; the seed is that of the estimator. ``weight`` ``[n]`` multiplies the hinges.
-        The first ``stay`` examples are those of the last fit, whose features may have ``changed``.
+        ``solver`` gives rules and bounds; the estimator gives the seed. ``weight`` ``[n]`` multiplies the hinges. The
+        first ``stay`` examples are examples of the last fit, whose features may have ``changed``.
         """
         if weight is not None and not (weight == 1.0).all():
             head, examples = WeightedHead(head), WeightedExamples(examples, weight)
@@ -150,7 +140,7 @@ class CertifiedEstimator(BaseEstimator):
         digests = _digests(examples) if self.warm_start else None
         before = run.digests if run is not None else None
         if stay and digests is not None and before is not None:
-            digests[:stay] = before[:stay]  # those that are packed, whatever their arrays hold by now
+            digests[:stay] = before[:stay]  # of the packed examples, even if their arrays have changed
         if run is not None and before is not None and digests is not None and torch.equal(before, digests):
             trainer, head = run.trainer, run.head
             if trainer.dual.lam != lam:
@@ -182,9 +172,8 @@ class CertifiedEstimator(BaseEstimator):
             named = "classes" in signature(getattr(self, "partial_fit", self._train)).parameters
             advice = "name all classes in the first partial_fit, classes=[...]; or " if named else ""
             raise ValueError(
-                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, "
-                "the dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: "
-                f"{advice}fit with warm_start=False, or a clone of the estimator"
+                "warm_start=True and partial_fit need the labels, the dtype of X and the parameters of the last fit: "
+                f"{advice}fit with warm_start=False"
             )
         return run
 
@@ -203,7 +192,7 @@ class CertifiedEstimator(BaseEstimator):
         if self._goes_on:  # a later fit trains the head of the run, and may raise before its certificate
             trained = copy.deepcopy(trained)
         self.head_, self.structure_ = trained, trained.structure
-        self.__dict__.pop("temperature_", None)  # that of the model before
+        self.__dict__.pop("temperature_", None)  # of the model before
         if is_within(certificate.gap, tolerance, certificate.primal):
             warn_if_zero(certificate, trainer.dual, head, examples, C)
         else:
@@ -245,9 +234,8 @@ class StructuredEstimator(CertifiedEstimator):
     _C: ClassVar[Any] = 1.0  # what C is unless it or lam is given
 
     def _check_parameters(self) -> None:
-        """Raise ValueError or TypeError for parameters that are out of range, or flags that are not flags."""
         if self.lam is not None and self.C is not None:
-            raise ValueError(f"C={self.C} and lam={self.lam} are both given: lam is 1 / (C n), so give one of them")
+            raise ValueError(f"C={self.C} and lam={self.lam}: give one of them, as lam is 1 / (C n)")
         name, value = ("C", self._own_C) if self.lam is None else ("lam", self.lam)
         check_number(value, name, above=0.0)
         self._check_run()
@@ -264,10 +252,10 @@ class StructuredEstimator(CertifiedEstimator):
         """
         before = self._data
         if before is None and hasattr(self, "head_"):
-            raise ValueError("partial_fit has no earlier examples, in a copy or after sample_weight: give all to fit")
+            raise ValueError("partial_fit has no earlier examples in a copy or after sample_weight: give all to fit")
         check_counts(range(new := size_of(X)), y)
         stay = 0 if before is None or self._run is None else size_of(before[0])
-        # Copies, as callers may fill their arrays again.
+        # Copies: callers may overwrite their arrays.
         self._data = (_copied(X), _copied(y)) if before is None else (_joined(before[0], X), _joined(before[1], y))
         self._adds = True
         with naming(torch.arange(new - size_of(self._data[0]), new)):  # errors count from the first of this call
@@ -297,7 +285,6 @@ class StructuredEstimator(CertifiedEstimator):
         save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None), **self._saved())
 
     def _saved(self) -> dict[str, Any]:
-        """Entries of a saved model besides its head and labels."""
         columns = getattr(self, "feature_names_in_", None)
         return {
             "temperature": getattr(self, "temperature_", None),
@@ -311,7 +298,6 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
     _named: Any = None  # classes of the first partial_fit
 
     def _matrix(self, X: Any) -> Any:
-        """X, checked to have the features that ``fit`` had."""
         check_matrix(X)
         return validate_data(self, X, reset=False, **MATRIX)
 
@@ -345,12 +331,10 @@ def _or_as_before(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _form(head: Any) -> dict[str, torch.dtype]:
-    """The names and dtypes of a head's weights."""
     return {name: weight.dtype for name, weight in head.named_parameters()}
 
 
 def _copied(given: Any) -> Any:
-    """A copy of lists, arrays or sparse matrices."""
     if isinstance(given, list):
         return [_copied(one) if hasattr(one, "__array__") or sparse.issparse(one) else one for one in given]
     return given.copy() if hasattr(given, "copy") else given
@@ -395,14 +379,12 @@ class once_calibrated:  # a decorator
         if estimator is None:
             return self.method
         if not hasattr(estimator, "temperature_"):
-            raise AttributeError(
-                f"{self.method.__name__}(X) needs probabilities: call calibrate(X, y) before, on examples not in fit"
-            )
+            raise AttributeError(f"{self.method.__name__}(X) needs calibrate(X, y), on examples that fit has not seen")
         return MethodType(self.method, estimator)
 
 
 class CalibratedEstimator(StructuredEstimator):
-    """An estimator with probabilities; ``temperature_`` is there once it is calibrated."""
+    """An estimator with probabilities; it has ``temperature_`` once it is calibrated."""
 
     temperature_: float
 
@@ -411,9 +393,8 @@ class CalibratedEstimator(StructuredEstimator):
         return self
 
     def _check_known(self, labels: np.ndarray) -> None:
-        """Raise ValueError for a label that training had not."""
         if len(new := labels[~np.isin(labels, self.classes_)].tolist()):
-            raise ValueError(f"y has the label {new[0]!r}, and classes_ has not: leave it out")
+            raise ValueError(f"y has the label {new[0]!r}, which is not in classes_: leave it out")
 
 
 class SequenceEstimator(CalibratedEstimator):
@@ -426,6 +407,10 @@ class SequenceEstimator(CalibratedEstimator):
     def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
         """The target of every sequence; ValueError for labels that are not in ``classes_``."""
         raise NotImplementedError
+
+    def _check_kind(self, X: Any) -> None:
+        if (kind := kind_of(X)) != self._kind:
+            raise ValueError(f"X holds {kind}: give {self._kind}")
 
     def calibrate(self, X: Any, y: Any) -> Any:
         """Fit one temperature to sequences that ``fit`` has not seen, for :meth:`predict_proba`.
@@ -495,8 +480,7 @@ class SequenceEstimator(CalibratedEstimator):
             return
         sequences = [X[place] for place in full]
         with naming(torch.tensor(full)):
-            if (kind := kind_of(sequences)) != self._kind:
-                raise ValueError(f"X holds {kind}: give {self._kind}, as in fit")
+            self._check_kind(sequences)
             self._check_names(sequences)
             named = self._kind == NAMED
             rows = FeatureLists(sequences, self.vocabulary_ or {}) if named else rows_of(sequences, self.n_features_in_)

@@ -120,8 +120,6 @@ class ChainSVC(SequenceEstimator):
         more, added = X[stay:], y[stay:]
         with naming(torch.arange(len(more))) if stay else nullcontext():
             kind, lengths = kind_of(more), [size_of(sequence) for sequence in more]
-            if kind != NAMED and least != 1 and not stay:
-                raise ValueError(f"min_count={least} counts named features, and X has {kind}: leave it at 1")
             self._check_names(more, reset=self._begins and not stay)
             rows: Any = more if kind == NAMED else rows_of(more)
             labels = check_lists(added, lengths, "token")
@@ -183,11 +181,9 @@ class ChainSVC(SequenceEstimator):
 
 
 def _check_outputs(structure: Chain, states: list[np.ndarray], classes: np.ndarray) -> None:
-    """Raise ValueError where the transitions forbid one of the sequences."""
     if structure.transitions is not None:
         structure.transitions.check(padded(states, -1), classes.tolist())
 
 
 def _form(rows: Any) -> tuple[Any, int]:
-    """The dtype and the number of features of arrays or matrices."""
     return rows[0].dtype, rows[0].shape[1]

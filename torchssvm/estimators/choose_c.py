@@ -16,17 +16,10 @@ from torchssvm.solvers.solver import Relative, Solver
 FACTORS = (3.0, 1.0, 0.3, 0.1)
 """Of the guess, to choose from: at larger lambdas pairs outweigh labels, and many labels are slow to decode."""
 
-PARTS = 3
-"""A third of the examples is held out."""
-
-_SMALL = 1000
-"""With fewer examples every third is held out once."""
-
-_COARSE = 0.05
-"""The gap at each lambda that is tried, as a share of the primal."""
-
-_ERRORS = 3.0
-"""The guess is kept unless another lambda's micro F1 is higher by more than so many standard errors."""
+PARTS = 3  # a third of the examples is held out
+_SMALL = 1000  # with fewer examples every third is held out once
+_COARSE = 0.05  # the gap at each lambda that is tried, as a share of the primal
+_ERRORS = 3.0  # the guess is kept unless another lambda's micro F1 is higher by more than so many standard errors
 
 
 def choose_from_guess(

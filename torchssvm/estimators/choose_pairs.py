@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import chi2
 
-_MOST = 5
-"""Of each label; more took longer, and predicted no better."""
-
-_CHANCE = 0.05
-"""The probability that some pair of independent labels is taken."""
-
+_MOST = 5  # of each label; more took longer, and predicted no better
+_CHANCE = 0.05  # the probability that some pair of independent labels is taken
 _EXCLUSIVE = 0.5
 """Labels exclude each other where their number varies less than this share of the variance of independent labels."""
 
@@ -27,7 +23,7 @@ def choose_pairs(y: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
 
     The likelihood ratio of a table of two by two is tested, at a level of 5 % for all pairs together. Of each label at
     most five pairs are taken, the clearest first. Where examples have about equally many labels, as if the
-    labels excluded each other, single counts are too small for a test: there every label is also paired with the five
+    labels excluded each other, single counts are too small for a test: then every label is also paired with the five
     that are on most often.
 
     Args:

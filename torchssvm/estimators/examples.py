@@ -1,4 +1,4 @@
-"""Checks of what users give to estimators, and training sets in memory."""
+"""Checks of users' data, and training sets in memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_matrix(X: Any, name: str = "X", *, labels: bool = False) -> None:
         dtypes = []
     for dtype in dtypes:
         if getattr(dtype, "kind", "O") in "cmM":
-            raise ValueError(f"Complex data not supported, nor dates: {name} holds {dtype}; give real numbers")
+            raise ValueError(f"Complex data not supported, nor dates: {name} holds {dtype}")
     columns = list(getattr(X, "columns", ()))
     if not labels and columns != list(range(len(columns))) and not all(isinstance(column, str) for column in columns):
         raise ValueError(f"{name} has columns {columns[:4]}: name all columns by texts, so that their order is checked")
@@ -135,8 +135,7 @@ def _reader(X: Any) -> Callable[[torch.Tensor], Any]:
     return lists
 
 
-NO_LABELS = (-1, -100)
-"""Numbers that mark a missing label in scikit-learn and torch."""
+NO_LABELS = (-1, -100)  # numbers that mark a missing label in scikit-learn and torch
 
 
 def check_counts(sizes: Any, y: Any, name: str = "y") -> None:
@@ -298,7 +297,7 @@ def check_kind(y: Iterable[Iterable[Any]], classes: np.ndarray) -> None:
 def accuracy(
     y: Sequence[Sequence[Any]], predicted: Sequence[Sequence[Any]], classes: np.ndarray, sample_weight: Any = None
 ) -> float:
-    """The share of right labels among all, each as often as its example counts; ``classes`` are those of training."""
+    """The share of right labels among all, each as often as its example counts; ``classes`` are ``classes_``."""
     check_kind(y, classes)
     right = np.array(
         [sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(y, predicted, strict=True)], float

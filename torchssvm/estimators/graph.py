@@ -120,7 +120,7 @@ class GraphSVC(StructuredEstimator):
                 self.n_features_in_, self.n_edge_features_in_, len(classes), structure=Forest(len(classes), weights)
             )
             head = head.double() if graphs[0].nodes.dtype == np.float64 else head
-            # Trees are quick to decode: many cheap steps take less time, where there is more than one batch of them.
+            # Trees are quick to decode: many cheap steps take less time, if they fill more than one batch.
             solver = Solver(direction=FrankWolfe()) if len(graphs) > BATCH else None
             head = self._train(head, _forests(graphs, states), self._lam(total or len(graphs)), solver, times)
             self.coef_, self.intercept_ = (t.detach().numpy().copy() for t in (head.node, head.bias))
@@ -128,8 +128,8 @@ class GraphSVC(StructuredEstimator):
             return self
         if len(classes) > 2:
             raise ValueError(
-                f"X[{number_of(cyclic)}] has a cycle, and y has {len(classes)} labels: give two labels or a spanning "
-                "tree, or train torchssvm.LinearPairwiseGraph by torchssvm.solve"
+                f"X[{number_of(cyclic)}] has a cycle, and y has {len(classes)} labels: give two, or train "
+                "torchssvm.LinearPairwiseGraph by torchssvm.solve"
             )
         attractive = all((graph.features >= 0).all() for graph in graphs)
         structure = GraphCut(None if attractive else RoofDual(), normalize=False)
@@ -160,7 +160,7 @@ class GraphSVC(StructuredEstimator):
         for place, graph in enumerate(graphs):
             if (forests and graph.parent is None) or (only_cuts and (graph.features < 0.0).any()):
                 unseen = "a cycle" if forests else "negative edge features"
-                raise ValueError(f"X[{place}] has {unseen}, and the training set had none: remove it, or train on some")
+                raise ValueError(f"X[{place}] has {unseen}, which no training graph had: train on some")
         examples = (_forests if forests else _cuts)(graphs)
         outputs = PerExample([None] * len(graphs))
         with torch.no_grad():
@@ -172,7 +172,6 @@ class GraphSVC(StructuredEstimator):
         return outputs
 
     def _check_columns(self, X: Any, reset: bool = False) -> None:
-        """Check the names of columns of nodes, of edges and of edge features."""
         self._check_names([graph[0] for graph in X], reset)
         known = [None, None] if reset else self._edge_columns
         self._edge_columns: list[list[Any] | None] = [

@@ -23,7 +23,6 @@ from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassif
 from torchssvm.estimators.choose_c import PARTS, choose_from_guess
 from torchssvm.estimators.choose_pairs import all_pairs, choose_pairs
 from torchssvm.estimators.examples import (
-    Examples,
     check_classes,
     check_matrix,
     check_missing,
@@ -58,22 +57,6 @@ _MOST = 60
 _FORM = "give y as classes [n], or as 0 and 1 [n, K], which MultiLabelBinarizer().fit_transform(y) makes"
 
 
-def _check_sets(y: Any) -> None:
-    """Raise ValueError, naming the first, for examples that are lists or sets of labels."""
-    table = sparse.issparse(y) or hasattr(y, "columns")
-    if table or getattr(getattr(y, "dtype", None), "kind", "O") != "O" or not hasattr(y, "__iter__"):
-        return
-    rows = list(y)
-    for place, row in enumerate(rows):
-        listed = isinstance(row, list | tuple) and (
-            not isinstance(rows[0], list | tuple)
-            or len(row) != len(rows[0])
-            or (len(row) > 1 and any(isinstance(k, str) for k in row))  # one each is a column of classes
-        )
-        if isinstance(row, set | frozenset) or listed:
-            raise ValueError(f"y[{place}]={row!r} is no row of numbers: {_FORM}")
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
     """Sets of labels with a score for each label and for each pair, trained by max margin to a certified gap.
@@ -85,7 +68,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
     By default the pairs are scored whose counts differ from independent labels by more than chance, at most
     five of each label. Labels that exclude each other, so that rows have about equally many, are also paired with the
-    five most frequent ones. Labels that are never or always on have no pairs; of more than 60 labels there are none.
+    five most frequent ones. Labels that are never or always on have no pairs; more than 60 labels have none.
 
     Features are scaled, so that rows are about 1 long: the columns of an array that is mostly not zero get mean 0 and
     equal variances, and other rows, also of sparse matrices, are divided by their length. Before that, columns
@@ -108,7 +91,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         class_weight: None, "balanced", or a dictionary by label (0 to K - 1): the cost of deciding a label wrongly, on
             or off, "balanced" by how seldom it is on. Without pairs a label of cost c has the hinge ``max(0, c -
             margin)``, where scikit-learn has ``c max(0, 1 - margin)``: a larger margin at the same C, so that at a
-            small C the label is found less often; choose C with it. Where ``y`` is a vector, the weight of an
+            small C the label is predicted less often; choose C with it. Where ``y`` is a vector, the weight of an
             example's loss, by its class.
         fit_intercept: Whether every label has an intercept; it is regularised like the other weights. Without, columns
             keep their means.
@@ -150,7 +133,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         self._check_parameters()
         check_matrix(X)
         check_matrix(y, "y", labels=True)
-        _check_sets(y)
         known = None if self._begins else self._names
         self._names: list[Any] = columns_of([y], known, "y") or []
         X, y = validate_data(self, X, y, reset=self._begins, multi_output=True, **MATRIX)
@@ -211,8 +193,18 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             square = float(np.average(squares, weights=times)) + self.fit_intercept
             lam = _SHARE * max(square, 1e-6) / total
             if C == CHOOSE and (times is not None or total < PARTS):
-                raise ValueError(f"C={CHOOSE!r} holds out a third of the examples, all of weight 1: give C or lam")
-            lam = lam if C == GUESS else self._chosen(head, examples, lam)
+                raise ValueError(f"C={CHOOSE!r} needs three examples or more, all of weight 1: give C or lam")
+            if C == CHOOSE:
+                self.choice_ = choose_from_guess(
+                    head,
+                    examples,
+                    lam,
+                    tol=float(self.tol),
+                    max_passes=float(self.max_passes),
+                    seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+                    progress=bool(self.verbose),
+                )
+                lam = self.choice_.best.lam
         else:
             lam = self._lam(total)
         self.lam_ = lam
@@ -236,7 +228,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return self
 
     def _pairs(self, y: np.ndarray, times: np.ndarray | None) -> torch.Tensor | None:
-        """The pairs of labels that are scored, ``[P, 2]``; None where there are none."""
+        """The pairs of labels that are scored, ``[P, 2]``, or None."""
         labels = y.shape[1]
         if self.interactions is False or (self.interactions is None and labels > _MOST):
             return None
@@ -248,30 +240,14 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return torch.from_numpy(pairs) if len(pairs) else None
 
     def _decides(self, X: Any) -> bool:
-        """Whether a label is predicted for some row."""
         parts = (X[start : start + 64] for start in range(0, X.shape[0], 64))
         return any(bool(self.structure_.decode(self._potentials(self._sums(part))).any()) for part in parts)
 
     def _check_parameters(self) -> None:
-        if self.lam is None and isinstance(C := self._own_C, str):
-            if C not in (GUESS, CHOOSE):
-                raise ValueError(f"C={C!r} must be a positive number, {GUESS!r} or {CHOOSE!r}")
+        if self.lam is None and self._own_C in (GUESS, CHOOSE):
             self._check_run()
         else:
             super()._check_parameters()
-
-    def _chosen(self, head: Any, examples: Examples, guess: float) -> float:
-        """The guess, or the lambda that predicts held-out examples better by more than chance."""
-        self.choice_ = choose_from_guess(
-            head,
-            examples,
-            guess,
-            tol=float(self.tol),
-            max_passes=float(self.max_passes),
-            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
-            progress=bool(self.verbose),
-        )
-        return self.choice_.best.lam
 
     def decision_function(self, X: Any) -> np.ndarray:
         """For each label, the best score of a set with it less the best of one without it, ``[n, K]``.
@@ -297,7 +273,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
         Args:
             X: ``[m, F]``, as in :meth:`fit`.
-            y: Label sets, as there.
+            y: Label sets, as in :meth:`fit`.
 
         Raises:
             ValueError: X and y do not fit, or a class is not in ``classes_``.
@@ -313,7 +289,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             self._check_known(y)
             y = self.classes_.searchsorted(y)
         elif y.shape != scores.shape[:2] or not np.isin(y, (0, 1)).all():
-            raise ValueError(f"y must be 0 and 1 of shape [n, {scores.shape[1]}], as in fit, and has {list(y.shape)}")
+            raise ValueError(f"y must be 0 and 1 of shape [n, {scores.shape[1]}], as in fit, not {list(y.shape)}")
         states = torch.from_numpy(y.astype(np.int64)).flatten()
         potentials = as_potentials(scores.flatten(0, -2))
         return self._fit_temperature(Multiclass(scores.shape[-1]), [(potentials, states)])
@@ -374,7 +350,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return self._sums(self._unit_rows(X) if self.unit_rows_ else X)
 
     def _unit_rows(self, X: Any) -> Any:
-        """Rows divided by their length; entries of a sparse matrix that are there twice are summed before."""
+        """Rows divided by their length; duplicate entries of a sparse matrix are summed first."""
         if sparse.issparse(X):
             X = X.copy()
             X.sum_duplicates()
@@ -433,7 +409,7 @@ def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.nd
 
 
 def _size(values: np.ndarray, times: np.ndarray) -> float:
-    """The root mean square of the numbers that are not 0; 1 where there are none."""
+    """The root mean square of the numbers that are not 0; 1 where all are 0."""
     largest = float(abs(values).max(initial=0.0))
     if not largest:
         return 1.0

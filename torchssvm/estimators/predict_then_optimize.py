@@ -16,10 +16,18 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from torchssvm.compiler.jit import clock
-from torchssvm.core.arguments import check_choice, check_flags, check_number, check_readable, check_tensor, or_default
+from torchssvm.core.arguments import (
+    check_choice,
+    check_flags,
+    check_number,
+    check_readable,
+    check_share,
+    check_tensor,
+    or_default,
+)
 from torchssvm.core.batch import tree_map
 from torchssvm.core.gradients import largest_feature
-from torchssvm.estimators.base import CertifiedEstimator, check_share
+from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.examples import (
     check_counts,
     check_finite,
@@ -114,7 +122,7 @@ class PredictThenOptimize(CertifiedEstimator):
         x = self._inputs(X, reset=True)
         self._cost_columns, costs = columns_of([costs], None, "costs"), _as_costs(costs)
         if self.lam is None and (sample_weight is not None or len(costs) < 2):
-            raise ValueError("lam=None holds out some of the examples, all of weight 1: give lam")
+            raise ValueError("lam=None holds out examples, and needs two or more of weight 1: give lam")
         kept, _, times, _ = counted(torch.arange(len(x.x)), costs, sample_weight)
         if len(kept) < len(x.x) == len(costs):
             x, costs = tree_map(lambda tensor: tensor[kept], (x, costs))
@@ -124,7 +132,7 @@ class PredictThenOptimize(CertifiedEstimator):
         seconds = (clock() - start) / len(problems)
         solver = self.solver
         if solver is not None and (solver.seed or solver.schedule is not None):
-            raise ValueError("solver has a seed or a schedule: give random_state instead, and leave the schedule out")
+            raise ValueError("solver has a seed or a schedule: give random_state, and no schedule")
         if solver is None and not structure.quick_to_decode:
             solver = Solver(direction=Corrective(), oracle=CacheOracle())
         lam, choice = self.lam, None
@@ -185,7 +193,6 @@ class PredictThenOptimize(CertifiedEstimator):
         return -self.regret(X, costs, sample_weight)
 
     def _checked(self) -> Decisions:
-        """The structure of the program; refuses what :meth:`fit` says."""
         self._check_run()
         check_flags(shared=self.shared)
         check_number(self.intercept_scaling, "intercept_scaling", least=0.0)
@@ -193,12 +200,9 @@ class PredictThenOptimize(CertifiedEstimator):
             check_number(self.lam, "lam", above=0.0)
         check_choice(self.anchor, "anchor", *ANCHORS)
         check_share(self.held_out, "held_out")
-        if self.features is not None and not isinstance(self.features, nn.Module):
-            raise TypeError(f"features={self.features!r} must be a torch.nn.Module, or None")
         return Decisions(self.program.oracle if isinstance(self.program, Decisions) else self.program)
 
     def _inputs(self, X: Any, reset: bool = False) -> Situations:
-        """Check X and return its tensors."""
         features, fixed, given = X if isinstance(X, Situations) else (X, None, None)
         self._check_names([features], reset)
         if not isinstance(features, Tensor):
@@ -217,7 +221,7 @@ class PredictThenOptimize(CertifiedEstimator):
             features = features.to(torch.float64)
         check_shape(features, "X", *(("n", "D", "F") if self.shared else ("n", "F")))
         if not bool((features.abs() <= (most := largest_feature(features.dtype))).all()):
-            raise ValueError(f"X has features that are not finite or above {most:.2g} in size: replace or scale them")
+            raise ValueError(f"X has features that are not finite or larger than {most:.2g}: replace or scale them")
         for each in (fixed, given):
             check_readable(each, "X")
         known = [None if each is None else torch.as_tensor(each).detach().cpu() for each in (fixed, given)]
@@ -234,7 +238,6 @@ class PredictThenOptimize(CertifiedEstimator):
         return LinearDecisions(size, structure=structure, shared=self.shared, bias=False).to(x.x.dtype)
 
     def _choose(self, problems: DecisionProblems, solver: Solver | None) -> LamChoice:
-        """The choice of lambda, on examples that are held out."""
         n = len(problems)
         size = min(max(round(self.held_out * n), 1), n - 1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -263,7 +266,7 @@ class PredictThenOptimize(CertifiedEstimator):
 
     def _solve(self, costs: Array, x: Situations) -> Array:
         if self._known and x.fixed is None:
-            raise ValueError("X has no known costs, and fit had: give Situations(X, fixed=...), zeros if need be")
+            raise ValueError("X has no known costs, and fit had: give Situations(X, fixed=...)")
         given = None if x.given is None else x.given.numpy()
         return np.asarray(self.structure_.oracle.solve(np.ascontiguousarray(costs), given)[0])
 
@@ -335,23 +338,12 @@ def part(problems: DecisionProblems, rows: Tensor) -> DecisionProblems:
     return some
 
 
-COARSE = 0.1
-"""The gap, as a share of the primal, to which each lambda is trained."""
-
-FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
-"""Lambdas that are tried, as multiples of the guess."""
-
-AT_ANCHOR = 100.0
-"""With an anchor, the first one: the weights hardly leave the anchor."""
-
-SAMPLE = 16
-"""Examples of which lambda is guessed."""
-
-BUDGET = 3.0
-"""Lambdas below the best one may take so many times the passes that it and those before it took."""
-
-CHECKED = 3.0
-"""Passes between exact passes: few are needed at large lambdas."""
+COARSE = 0.1  # the gap, as a share of the primal, to which each lambda is trained
+FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # lambdas that are tried, as multiples of the guess
+AT_ANCHOR = 100.0  # with an anchor, the first one: the weights hardly leave the anchor
+SAMPLE = 16  # examples of which lambda is guessed
+BUDGET = 3.0  # lambdas below the best one may take so many times the passes that it and those before it took
+CHECKED = 3.0  # passes between exact passes: few are needed at large lambdas
 
 
 def choose_by_regret(
@@ -398,7 +390,7 @@ def choose_by_regret(
 
 
 def _guess(head: LinearDecisions, problems: DecisionProblems) -> float:
-    """A lambda for these problems; where the anchor fits all of them, as if there were none."""
+    """A lambda for these problems; without the anchor if it fits all of them."""
     x = situations(problems)
     try:
         return guess_lam(head, problems)

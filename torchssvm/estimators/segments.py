@@ -20,7 +20,6 @@ from torchssvm.estimators.examples import (
     check_list,
     check_lists,
     counted,
-    kind_of,
     labelled,
     listed,
     rows_of,
@@ -95,8 +94,7 @@ class SegmentSVC(SequenceEstimator):
         X, y = listed(X), listed(y)
         check_list(X)
         X, y, times, total = counted(X, y, sample_weight)
-        if (kind := kind_of(X)) != ARRAYS:
-            raise ValueError(f"X holds {kind}: give a list of arrays [N, F], a row of features for each frame")
+        self._check_kind(X)
         self._check_names(X, reset=self._begins)
         rows, lengths = rows_of(X), [size_of(sequence) for sequence in X]
         spans = _spans_of(y, lengths)
@@ -107,7 +105,7 @@ class SegmentSVC(SequenceEstimator):
         else:
             most = max(longest, self.structure_.max_duration if self._goes_on and self._run else 1)
         if longest > most:
-            raise ValueError(f"max_duration={most}, and y has a segment of {longest} frames: give more, or None")
+            raise ValueError(f"max_duration={most}, and y has a segment of {longest} frames: give {longest}, or None")
         frames = _frames(states, spans)
         weights = state_weights(self.class_weight, classes, frames, times)
         options = {"min_duration": self.min_duration, "boundary": self.boundary, "span_loss": self.span_loss}
@@ -149,7 +147,6 @@ class SegmentSVC(SequenceEstimator):
 
 
 def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
-    """The spans of every sequence, from spans or labels of frames."""
     filled = [row for row in y if hasattr(row, "__len__") and len(row)] if hasattr(y, "__len__") else []
     if not filled or not isinstance(next(iter(filled[0])), tuple | list | dict):
         return [_runs(labels) for labels in check_lists(y, lengths, "frame")]
@@ -163,12 +160,11 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
                 raise ValueError(f"y[{place}] has {span!r}: {fault}")
             at = span[1]
         if at != length:
-            raise ValueError(f"y[{place}] has spans up to {at}, and X[{place}] has {length} frames: cover all of them")
+            raise ValueError(f"y[{place}] has spans up to {at}, and X[{place}] has {length} frames: cover them all")
     return [[(start, end, label) for start, end, label in spans] for spans in y]
 
 
 def _runs(labels: Any) -> list[Span]:
-    """The spans of equal labels of frames."""
     spans: list[Span] = []
     for label, run in itertools.groupby(labels):
         start = spans[-1][1] if spans else 0
@@ -177,7 +173,6 @@ def _runs(labels: Any) -> list[Span]:
 
 
 def _frames(states: list[np.ndarray], spans: list[list[Span]]) -> list[np.ndarray]:
-    """The state of every frame."""
     return [np.repeat(k, [end - start for start, end, _ in row]) for k, row in zip(states, spans, strict=True)]
 
 

@@ -24,11 +24,12 @@ class AveragedWeights(Callback):
     The default is :class:`torchssvm.solvers.WeightedAverage` ([B13] Algorithm 4). The average restarts whenever the
     features are trained.
 
-    Unlike with Lightning's own averages, checkpoints, exports and validation use the trained weights by default, and
+    Unlike with Lightning's averages, checkpoints, exports and validation use the trained weights by default, and
     these stay in the head when training ends. The head holds the average inside ``with callback.applied(module):``, and
     for good after ``callback.average.copy_to_parameters()``.
 
     Args:
+        validate: Whether validation within a fit uses the average.
         average: The class of the average: ``WeightedAverage``, ``SuffixAverage`` or ``UniformAverage``.
 
     Attributes:
@@ -69,7 +70,7 @@ class AveragedWeights(Callback):
         Raises:
             RuntimeError: Nothing has been averaged.
         """
-        return self._existing().weights
+        return self._of_fit().weights
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """Whether to add the weights now, after a step or at the end of an epoch; override it for other moments.
@@ -102,7 +103,7 @@ class AveragedWeights(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        average, dual = self._existing(), find_dual(trainer)
+        average, dual = self._of_fit(), find_dual(trainer)
         if dual.steps > self._steps:
             self._steps = dual.steps
             self._averaged_step = trainer.global_step
@@ -116,7 +117,7 @@ class AveragedWeights(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.current_epoch > self._averaged_epoch and self.should_update(epoch_idx=trainer.current_epoch):
             self._averaged_epoch = trainer.current_epoch
-            self._existing().update()
+            self._of_fit().update()
 
     @override
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -133,12 +134,8 @@ class AveragedWeights(Callback):
 
     @contextmanager
     def applied(self, pl_module: L.LightningModule) -> Iterator[None]:
-        """The head holds the average inside the ``with`` block, and its own weights again afterwards.
-
-        Raises:
-            RuntimeError: Nothing has been averaged.
-        """
-        with self._existing().apply():
+        """The head holds the average inside the ``with`` block; RuntimeError if nothing has been averaged."""
+        with self._of_fit().apply():
             yield
 
     def certify(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Certificate:
@@ -148,7 +145,7 @@ class AveragedWeights(Callback):
             RuntimeError: Nothing has been averaged.
         """
         loader = exact_pass_loader(fit_of(trainer, pl_module).training_loader)
-        with evaluating(pl_module), self._existing().apply():
+        with evaluating(pl_module), self._of_fit().apply():
             return certify(in_precision(trainer, pl_module), find_dual(trainer), loader, refresh=False)
 
     @override
@@ -165,7 +162,7 @@ class AveragedWeights(Callback):
         self._averaged_epoch = state_dict["latest_update_epoch"]
         self._loaded = state_dict["average"]
 
-    def _existing(self) -> Average:
+    def _of_fit(self) -> Average:
         if self.average is None:
-            raise RuntimeError("there is no average yet: no fit has begun")
+            raise RuntimeError("there is no average before a fit: call trainer.fit first")
         return self.average

@@ -34,8 +34,8 @@ def choose_solver(module: Any, loader: DataLoader, kind: str | None) -> Choice:
     ranks = Ranks.here()
     if obstacle is None and ranks and not module.draws_in_loop(loader):
         obstacle = (
-            "of several processes each draws its own examples, and the loader's batches count (max_steps, "
-            "limit_train_batches, AveragedWeights, a sampler or a training_step of your own)"
+            "several processes draw from the loader's batches here (max_steps, limit_train_batches, AveragedWeights, "
+            "another sampler or another training_step)"
         )
     chosen = partial(
         choose,
@@ -64,7 +64,7 @@ def _sample(module: Any, loader: DataLoader) -> Sample:
 
 
 def _transfer_hook(module: Any) -> str | None:
-    """The first hook that may change a batch between the loader and the module; None if there is none."""
+    """The first hook that may change a batch between the loader and the module, or None."""
     data = getattr(module.trainer, "datamodule", None)
     for owner, plain in ((module, L.LightningModule), (data, L.LightningDataModule)):
         for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
@@ -93,7 +93,6 @@ def make_loop(module: Any, loader: DataLoader) -> CompiledBCFW:
 
 
 def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:
-    """Every training example once, with the head's input as ``x``."""
     for batch in loader:
         batch = module.trainer.precision_plugin.convert_input(as_batch(batch))
         with module.trainer.precision_plugin.forward_context():

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from torchssvm.compiler.jit import clock
-from torchssvm.core.arguments import check_object
+from torchssvm.core.arguments import check_number, check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.gradients import evaluating
 from torchssvm.lightning.fit import Fit, fit_of, in_precision
@@ -47,16 +47,16 @@ class DualityGap(Callback):
     * ``dual``, ``oracle_calls``, ``passes``: current values (``dual`` of :class:`FactorwiseSVM`: of the last pass).
     * ``gap_estimate`` of BCFW: current value; the gap of the last pass while a block's gap is unknown.
 
-    If another callback has ``monitor="gap"`` or another of these figures, the first epoch ends with a pass; if there is
-    validation within that epoch, a pass comes before its first step too. If validation ends an epoch, the pass comes
+    If another callback has ``monitor="gap"`` or another of these figures, the first epoch ends with a pass; if that
+    epoch has validation within it, a pass comes before its first step too. If validation ends an epoch, the pass comes
     before it. The patience of ``EarlyStopping`` counts epochs, most of which have no new gap: give it a patience of
     twice ``every_n_epochs``.
 
-    While ``JointTraining`` trains head and features together there is no certificate, and nothing is logged. Callbacks
+    While ``JointTraining`` trains head and features together, nothing is certified or logged. Callbacks
     that monitor these figures then read the primal and the gap to the dual value of an empty dual, at the end of every
     epoch.
 
-    Of several processes, all make the passes, each over its own examples, and have the same certificates.
+    Of several processes, all make the passes, each over its examples, and have the same certificates.
 
     The callback works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and
     for :class:`FactorwiseSVM`, where an epoch is a pass. GDMM trains a relaxation of the problem: the run stops on
@@ -74,9 +74,11 @@ class DualityGap(Callback):
         max_passes: Stop where this many effective passes are reached; None is no limit.
         batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Unused if a
             compiled loop or GDMM holds the examples.
-        violation: :class:`FactorwiseSVM` stops only if the mean consistency violation is at most this; 0 to 1.
-        schedule: When passes are made, as in :func:`torchssvm.solve`; asked every quarter of an epoch. None is
-            ``WhenEstimated()``. Its answers must follow from the dual's counters and the certificates.
+        violation: :class:`FactorwiseSVM` stops only if the mean consistency violation, 0 to 1, is at most this.
+        schedule: When passes are made, as in :func:`torchssvm.solve`. It is asked after the last batch of an epoch,
+            and of a longer epoch after each quarter of its batches: compiled fits of up to 10,000 examples have one
+            batch an epoch. None is ``WhenEstimated()``. Its answers must follow from the dual's counters and the
+            certificates.
 
     Attributes:
         history: All certificates with the seconds since the fit began; a resumed run keeps the earlier ones.
@@ -107,14 +109,13 @@ class DualityGap(Callback):
         schedule: Schedule | None = None,
     ) -> None:
         for name, value in (("every_n_epochs", every_n_epochs), ("max_passes", max_passes), ("batch_size", batch_size)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be positive")
-        if not 0.0 <= violation <= 1.0:
-            raise ValueError(f"violation={violation} must be 0 to 1")
+            if value is not None:
+                check_number(value, name, above=0.0, finite=False)
+        check_number(violation, "violation", least=0.0)
         if schedule is not None:
             check_object(schedule, "schedule", "due", "WhenEstimated()")
             if every_n_epochs is not None:
-                raise ValueError(f"every_n_epochs={every_n_epochs} and schedule={schedule} contradict: give one")
+                raise ValueError(f"every_n_epochs={every_n_epochs} and schedule={schedule}: give one of them")
         self.tolerance = check_tolerance(tolerance)
         self.schedule = schedule
         self.violation = violation
@@ -296,7 +297,6 @@ class DualityGap(Callback):
         return metrics
 
     def _figures(self, trainer: L.Trainer, fit: Fit) -> dict[str, float]:
-        """The logged metrics; see the class."""
         certificate = self.certificate
         assert certificate is not None
         names = ["primal", "dual", "gap", "oracle_calls", "passes", "exact"]
@@ -389,12 +389,11 @@ def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit:
 
 
 def _is_monitored(trainer: L.Trainer) -> bool:
-    """Whether a callback reads a figure of a certificate."""
     callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
     return any(getattr(callback, "monitor", None) in _MONITORED for callback in callbacks)
 
 
 def _validates_early(trainer: L.Trainer) -> bool:
-    """Whether there is validation within the first epoch, at which callbacks may read the gap."""
+    """Whether the first epoch has validation within it, at which callbacks may read the gap."""
     every: float | None = trainer.val_check_batch  # None if validation is timed
     return trainer.enable_validation and (every is None or every < trainer.num_training_batches)

@@ -88,7 +88,7 @@ class FactorwiseSVM(Predicting):
         for optimizer in self.trainer.optimizers:
             if isinstance(optimizer, GDMM):
                 return optimizer
-        raise RuntimeError("no fit has begun: there is no GDMM yet")
+        raise RuntimeError("the trainer has no GDMM optimizer: a fit has to begin first")
 
     solves_head = True
 
@@ -98,7 +98,7 @@ class FactorwiseSVM(Predicting):
         return float(self.gdmm.passes)
 
     def pacing(self, **rules: Any) -> None:
-        """None: an epoch is a pass, and epochs say when there is a certificate."""
+        """None: an epoch is a pass, and certificates follow epochs."""
 
     def certify(self, batches: Any = None) -> Certificate:
         """The certificate of the head's weights, during or after a fit; ``batches`` are unused."""
@@ -109,26 +109,21 @@ class FactorwiseSVM(Predicting):
         check_trainer(self.trainer)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, AveragedWeights):
-                raise ValueError("AveragedWeights averages the weights of BCFW's steps, and GDMM has none: remove it")
+                raise ValueError("AveragedWeights averages the weights of BCFW's steps, not of GDMM's: remove it")
         return []
 
     @override
     def setup(self, stage: str) -> None:
-        if stage == "fit" and self.trainer.world_size > 1:
-            raise ValueError(f"world size {self.trainer.world_size}: GDMM runs in one process. Use Trainer(devices=1)")
-        if stage == "fit" and self.trainer.strategy.root_device.type != "cpu":
-            raise ValueError(
-                f"the trainer runs on {self.trainer.strategy.root_device}, and GDMM needs Trainer(accelerator='cpu')"
-            )
+        size, device = self.trainer.world_size, self.trainer.strategy.root_device
+        if stage == "fit" and (size > 1 or device.type != "cpu"):
+            raise ValueError(f"GDMM runs in one process, not {size} on {device}: Trainer(accelerator='cpu', devices=1)")
 
     @override
     def configure_optimizers(self) -> GDMM:
         run, n = self._run, self.begin_fit()
         assert run.batches is not None
         if run.batches.gap_sampler is not None:
-            raise ValueError(
-                "FactorwiseSVM visits every example in a pass: give the loader shuffle=True, no GapBatchSampler"
-            )
+            raise ValueError("GapBatchSampler does not visit every example in a pass: give the loader shuffle=True")
         with self.overwriting(resumed=run.resume is not None):
             optimizer = GDMM(
                 self.head,
@@ -141,11 +136,10 @@ class FactorwiseSVM(Predicting):
                 seed=self.seed,
             )
         if run.resume is not None:
-            run.resume.own_random().restore()
+            run.resume.random_here().restore()
         return optimizer
 
     def _batches(self) -> Iterator[Batch]:
-        """Every training example once, with the head's input as ``x``."""
         for batch in exact_pass_loader(self.training_loader):
             batch = as_batch(batch)
             self.look_at_padding(batch)

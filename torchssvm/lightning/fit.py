@@ -1,4 +1,4 @@
-"""What callbacks and modules ask of a fit: its dual, its exact passes, and the processes that share it."""
+"""Dual, exact passes and processes of a fit, for callbacks and modules."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.ranks import Ranks
 from torchssvm.dual.state import DualState
+from torchssvm.lightning.training_batches import check_loader
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.evaluation import Evaluation, merge_evaluations
@@ -26,8 +27,8 @@ def check_strategy(trainer: L.Trainer) -> None:
     """Raise ValueError if several processes do not all hold the whole model."""
     if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
         raise ValueError(
-            f"Trainer(strategy={type(trainer.strategy).__name__}) with {trainer.world_size} processes: a round of BCFW "
-            "changes all weights of the head in every process, so give strategy='ddp'"
+            f"Trainer(strategy={type(trainer.strategy).__name__}) splits the weights, which BCFW changes in "
+            "every process: give strategy='ddp'"
         )
 
 
@@ -71,7 +72,7 @@ def of_all(evaluation: Evaluation) -> Evaluation:
 
 
 class Fit:
-    """What callbacks ask of a fit: here of a module of the user's own, with BCFW, whose ``forward`` gives potentials.
+    """Dual and exact passes of a user's module that trains by BCFW and whose ``forward`` gives potentials.
 
     The modules of this package have the same properties and methods.
 
@@ -94,10 +95,7 @@ class Fit:
     @property
     def training_loader(self) -> DataLoader:
         """The training loader; TypeError if training does not take its examples from one DataLoader."""
-        loader: Any = self._trainer.train_dataloader
-        if not isinstance(loader, DataLoader):
-            raise TypeError(f"training must take its examples from one DataLoader, not a {type(loader).__name__}")
-        return loader
+        return check_loader(self._trainer.train_dataloader)
 
     def pacing(self, **rules: Any) -> Pacing | None:
         """Says when exact passes are made, by these rules; None where epochs say it."""
@@ -109,7 +107,7 @@ class Fit:
 
 
 def fit_of(trainer: L.Trainer, module: L.LightningModule) -> Fit:
-    """What callbacks ask: the module itself, if it is of this package. RuntimeError before a fit."""
+    """The module itself, if it is of this package, else a :class:`Fit` of it. RuntimeError before a fit."""
     fit: Any = module if hasattr(module, "solves_head") else Fit(trainer, module)
     return fit
 
@@ -119,7 +117,7 @@ def find_dual(trainer: L.Trainer) -> DualState:
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, BCFW):
             return optimizer.dual
-    raise RuntimeError("the trainer has no BCFW optimizer, so there is no dual: a fit has to begin first")
+    raise RuntimeError("the trainer has no BCFW optimizer, so no dual: a fit has to begin first")
 
 
 def certify_by_torch(

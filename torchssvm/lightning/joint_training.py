@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchssvm.core.arguments import as_number, check_number, check_whole
+from torchssvm.core.arguments import as_number, check_number, check_share, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import apply_features, evaluating
 from torchssvm.core.interrupts import undisturbed
@@ -47,8 +47,9 @@ class JointTraining:
 
     Args:
         epochs: Epochs of the first stage; the trainer's ``max_epochs`` must be larger.
-        head_lr: That of the head; None is ``lr``. A head that begins at zero needs a larger one than a pretrained
-            network: ten times ``lr`` is a good start.
+        lr: Learning rate of the network.
+        head_lr: Learning rate of the head; None is ``lr``. A head that begins at zero needs a larger one than a
+            pretrained network: ten times ``lr`` is a good start.
         loss: Makes the loss of the first stage from the structure: ``SoftmaxMargin``, ``StructuredHinge``, or a
             function that returns a module ``(potentials, target) -> scalar``. None is ``SoftmaxMargin`` with
             temperature 1 where the structure has marginals, else ``StructuredHinge``.
@@ -56,7 +57,7 @@ class JointTraining:
             weight_decay=0.01)``; weight decay is for the features alone. None is ``torch.optim.Adam``.
         clip: The largest norm of a step's gradient, network and head together; None is any.
         accumulate: Batches of one step, whose gradients are averaged.
-        warmup: The share of the steps of the first stage in which the learning rate rises to ``lr``.
+        warmup: The share of the first stage in which the learning rate rises to ``lr``.
 
     Raises:
         ValueError: A number is out of range.
@@ -85,16 +86,15 @@ class JointTraining:
         check_whole(self.epochs, "epochs")
         check_number(self.lr, "lr", above=0.0)
         check_whole(self.accumulate, "accumulate")
-        if self.clip is not None:
-            check_number(self.clip, "clip", above=0.0)
-        if not 0.0 <= as_number(self.warmup, "warmup") < 1.0:
-            raise ValueError(f"warmup={self.warmup} must be a share of the steps, from 0 to less than 1, such as 0.1")
-        if self.head_lr is not None:
-            check_number(self.head_lr, "head_lr", above=0.0)
+        if as_number(self.warmup, "warmup"):
+            check_share(self.warmup, "warmup")
+        for name in ("head_lr", "clip"):
+            if (number := getattr(self, name)) is not None:
+                check_number(number, name, above=0.0)
         for name, expected in (("loss", "SoftmaxMargin or StructuredHinge"), ("optimizer", "torch.optim.Adam")):
             given = getattr(self, name)
             if given is not None and (isinstance(given, nn.Module | Optimizer) or not callable(given)):
-                raise TypeError(f"{name}={given!r} must be a function that makes one, such as {expected}")
+                raise TypeError(f"{name}={given!r} must be a function that makes a {name}, such as {expected}")
 
     def trains_features(self, epoch: int) -> bool:
         """Whether epoch number ``epoch``, counted from 0, trains the features."""
@@ -133,8 +133,8 @@ class HeadChoice(NamedTuple):
 
     Attributes:
         kept: ``"joint"``, the head that was trained with the network, or ``"solved"``, the one that was solved on it.
-        joint_loss: Mean task loss of the former on the validation data.
-        solved_loss: Likewise of the latter.
+        joint_loss: Mean task loss of the jointly trained head on the validation data.
+        solved_loss: Mean task loss of the solved head on the validation data.
 
     Example:
         >>> joint = JointTraining(epochs=1)
@@ -185,8 +185,8 @@ class JointRun:
         most = trainer.max_epochs
         if most is not None and 0 <= most <= joint.epochs and not trainer.fast_dev_run:
             raise ValueError(
-                f"Trainer(max_epochs={most}) ends before the head is solved, after the {joint.epochs} epochs of "
-                f"{joint}: give more, such as max_epochs={joint.epochs + 200}"
+                f"Trainer(max_epochs={most}) ends before the head is solved: give more than joint.epochs="
+                f"{joint.epochs}, such as {joint.epochs + 200}"
             )
         self._loss = joint.make_loss(module.structure)
         self.choice, self._ended = None, False
@@ -275,10 +275,10 @@ class JointRun:
         checkpoint[_KEY] = {"weights": self.weights}
 
     def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
-        """Read it again; ValueError if the checkpoint has none, or is damaged."""
+        """Read the head; ValueError if the checkpoint has none, or is damaged."""
         state = checkpoint.get(_KEY)
         if state is None:
-            raise ValueError("the checkpoint is not one of JointTraining: go on with its joint=, or begin a new fit")
+            raise ValueError("the checkpoint is not of JointTraining: resume with its joint=, or begin a new fit")
         weights = state["weights"]
         like = [Numbers(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
         check_entries(state, {"weights": weights and like}, _KEY)
@@ -292,7 +292,7 @@ def _clip(module: Predicting) -> None:
 
 
 def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
-    """The loaders of validation and how many batches of each are used; none where there is no validation."""
+    """The loaders of validation and how many batches of each are used; empty without validation."""
     if not trainer.enable_validation:
         return []
     if trainer.val_dataloaders is None:

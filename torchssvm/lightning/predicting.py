@@ -31,7 +31,7 @@ from torchssvm.solvers.solver import Solver
 
 _KEY = "torchssvm_model"
 _FORMAT = 2
-_OF_SOLVER = ("bounds", "memory_limit")  # hyperparameters of their own in torchssvm 0.2
+_OF_SOLVER = ("bounds", "memory_limit")  # separate hyperparameters in checkpoints of torchssvm 0.2
 
 
 class Loading(L.LightningModule):
@@ -68,15 +68,15 @@ class Loading(L.LightningModule):
         """The model of a checkpoint, for predictions; ``trainer.fit(..., ckpt_path=...)`` continues its training.
 
         A head of this package is rebuilt from the checkpoint. Pass ``head=`` for any other head, ``features=`` if the
-        model had features, and ``structure=`` if it was your own; the checkpoint's weights are loaded into them.
-        Subclasses with their own ``__init__`` are made as Lightning makes them, from ``hparams``.
+        model had features, and ``structure=`` if it was yours; the checkpoint's weights are loaded into them.
+        Subclasses with an ``__init__`` are made as Lightning makes them, from ``hparams``.
 
         Args:
             map_location: As in Lightning; so are the next two.
-            hparams_file: Hyperparameters that replace those of the checkpoint.
+            hparams_file: Hyperparameters that replace the checkpoint's.
             strict: Whether the names of the weights must match.
             weights_only: Whether to read only tensors and plain values; None is True.
-            arguments: Arguments of the class that replace those of the checkpoint.
+            arguments: Arguments of the class that replace the checkpoint's.
 
         Raises:
             ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is of
@@ -89,8 +89,8 @@ class Loading(L.LightningModule):
             checkpoint = _read(checkpoint_path, weights_only)
             if "_instantiator" in checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}):
                 raise ValueError(
-                    "the checkpoint's hyperparameters want classes made from import paths (_instantiator): make the "
-                    "model, and give the file to trainer.predict(..., ckpt_path=...)"
+                    "the checkpoint's hyperparameters name import paths (_instantiator): make the model, and give the "
+                    "file to trainer.predict(..., ckpt_path=...)"
                 )
             saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
             saved_arguments = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
@@ -109,7 +109,6 @@ class Loading(L.LightningModule):
 
 
 def _entry(thing: Any) -> dict[str, Any]:
-    """The name of the class, and its recipe or None."""
     return {"class": type(thing).__name__, "recipe": describe(thing)}
 
 
@@ -134,17 +133,13 @@ def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str,
         raise ValueError(
             f"the checkpoint's model has format {saved.get('format', 1)}, and this version reads {_FORMAT}"
         )
-    if "head" not in given and saved.get("head") is None:
-        raise ValueError(f"the checkpoint does not describe its head: pass it, {call}, head=...)")
     for name in ("head", "features", "structure"):
-        entry = saved.get(name)
+        entry = saved.get(name) or ({"class": "module"} if name == "head" else None)
         if entry is None or name in given:
             continue
         if entry.get("recipe") is None:
             kind = entry["class"]
-            raise ValueError(
-                f"the checkpoint cannot rebuild its {name}, a {kind}: pass it, {call}, {name}={kind}(...))"
-            )
+            raise ValueError(f"the checkpoint cannot rebuild its {name}, a {kind}: pass it, {call}, {name}=...)")
         made[name] = rebuild(entry["recipe"])
     return made
 
@@ -193,8 +188,8 @@ class Predicting(Loading, Resumable):
         kept = all(torch.equal(p, weights.to(p)) for p, weights in zip(self.head.parameters(), before, strict=True))
         if not (resumed or kept):
             warn(
-                "the head's weights were not zero, and a fit starts anew: they are now those of a new dual. To go on "
-                "with an earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)"
+                "the head's weights were not zero, and a fit sets them to the weights of a new dual. To go on with an "
+                "earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)"
             )
 
     def _rest(self) -> None:
@@ -241,7 +236,7 @@ class Predicting(Loading, Resumable):
             return apply_features(self.features, x, lengths)
 
     def look_at_padding(self, batch: Batch) -> None:
-        """Raise ValueError once a fit if ids have other features where they are padded."""
+        """Raise ValueError, once a fit, if padding changes the features of ids."""
         if self.features is not None and not self._run.looked:
             self._run.looked = check_padded_ids(self.features, batch.x, batch.lengths)
 

@@ -1,4 +1,4 @@
-"""What is refused before a fit is set up: settings that contradict exact steps."""
+"""Checks of the trainer before a fit: settings that contradict exact steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _INEXACT = ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transform
 _AVERAGE = "leaves averaged weights in the place of those that are certified: use torchssvm.lightning.AveragedWeights()"
 _REFUSED = {
     GradientAccumulationScheduler: "accumulates, and every batch takes an exact step: use larger batches instead",
-    LearningRateFinder: "has nothing to do: the step is exact, so there is no learning rate to find",
-    BatchSizeFinder: "trains on loaders of its own, and a dual is of one loader: give the loader its batch size",
+    LearningRateFinder: "has nothing to do: the step is exact, without a learning rate",
+    BatchSizeFinder: "makes other loaders, and a dual is of one loader: give the loader its batch size",
     ModelPruning: "changes the trained weights, which are a function of the dual: prune after the fit",
     StochasticWeightAveraging: _AVERAGE,
     WeightAveraging: _AVERAGE,
@@ -42,17 +42,16 @@ def check_trainer(trainer: L.Trainer) -> None:
     """
     if trainer.state.fn != TrainerFn.FITTING:
         return
-    if clip := trainer.gradient_clip_val:
-        raise ValueError(f"gradient_clip_val={clip} would change the exact step: use JointTraining(clip=...)")
-    if (batches := trainer.accumulate_grad_batches) != 1:
-        raise ValueError(
-            f"accumulate_grad_batches={batches}: every batch takes an exact step. Use larger batches instead, or "
-            "JointTraining(accumulate=...)"
-        )
-    if str(trainer.precision) in _INEXACT:
-        raise ValueError(f"precision='{trainer.precision}' is too coarse: use 'bf16-mixed', '32-true' or '64-true'")
-    if "training_step" in vars(trainer.lightning_module):  # Lightning's way with a module that torch compiled
-        raise ValueError("torch.compile(model) compiles the exact step too: give features=torch.compile(features)")
+    clip, batches, precision = trainer.gradient_clip_val, trainer.accumulate_grad_batches, str(trainer.precision)
+    compiled = "training_step" in vars(trainer.lightning_module)  # Lightning's way with a module that torch compiled
+    for refused, message in (
+        (clip, f"gradient_clip_val={clip} changes the exact step: use JointTraining(clip=...)"),
+        (batches != 1, f"accumulate_grad_batches={batches}: use larger batches, or JointTraining(accumulate=...)"),
+        (precision in _INEXACT, f"precision={precision!r} is too coarse: use 'bf16-mixed', '32-true' or '64-true'"),
+        (compiled, "torch.compile(model) compiles the exact step too: give features=torch.compile(features)"),
+    ):
+        if refused:
+            raise ValueError(message)
     refuse_callbacks(trainer)
 
 
@@ -65,12 +64,12 @@ def refuse_callbacks(trainer: L.Trainer) -> None:
 
 
 def training_modes(modes: dict[str, bool]) -> dict[str, bool]:
-    """Which parts of features that are trained are in training mode meanwhile: all of them, where none came so."""
+    """The modes of the parts of trained features: those that they came in, or training mode if none came so."""
     if any(modes.values()):
         return modes
     warn(
-        "features came in evaluation mode, as from_pretrained leaves a network, and this fit trains it: that is done "
-        "in training mode, with dropout and new means of batch norms. To keep parts in evaluation mode, call "
-        "features.train(), and then eval() of these parts, before StructuredSVM is made"
+        "features came in evaluation mode, and this fit trains them in training mode, with dropout and new means of "
+        "batch norms. To keep parts in evaluation mode, call features.train(), then eval() of these parts, before "
+        "StructuredSVM is made"
     )
     return dict.fromkeys(modes, True)

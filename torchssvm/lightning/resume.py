@@ -58,19 +58,18 @@ class ResumePoint:
         wanted = {"num_examples": int, "random": dict, "sampler": sampler, "in_epoch": bool, "rules": dict}
         check_entries(state, wanted, "torchssvm")
         point = cls(**state)
-        point.own_random()
+        point.random_here()
         return point
 
     @property
     def _processes(self) -> list[dict[str, Any]]:
-        """The random state of each process that saved the point."""
-        every: list[dict[str, Any]] = self.random.get("ranks") or [self.random]
-        return every
+        states: list[dict[str, Any]] = self.random.get("ranks") or [self.random]
+        return states
 
-    def own_random(self) -> RandomState:
-        """The random state for this process; ValueError if the state is damaged."""
-        every = self._processes
-        return RandomState(every[Ranks.here().rank % len(every)])
+    def random_here(self) -> RandomState:
+        """The random state of this process; ValueError if the state is damaged."""
+        states = self._processes
+        return RandomState(states[Ranks.here().rank % len(states)])
 
     @property
     def in_parts(self) -> bool:
@@ -86,27 +85,24 @@ class ResumePoint:
         """Warn if the run goes on with other rules than it was saved with."""
         for name, rule in rules.items():
             if (before := self.rules.get(name, rule)) != rule:
-                warn(
-                    f"the checkpoint was trained with {name}={before}, and this model goes on with {rule}: give the "
-                    "model the same rule for the same steps"
-                )
+                warn(f"the checkpoint was trained with {name}={before}, not {rule}: give that rule for the same steps")
 
     def rewind(self, batches: TrainingBatches) -> None:
         """Restore draws and random state."""
         batches.load_draws(self.sampler)
-        self.own_random().restore()
+        self.random_here().restore()
 
     def check_batches(self, batches: TrainingBatches) -> None:
         """Raise ValueError if the rest of the epoch has other batches than the epoch began with."""
         if self.in_epoch and not self.in_parts and len(self._processes) != (size := Ranks.here().size):
             raise ValueError(
-                f"the checkpoint is from the middle of an epoch of {len(self._processes)} processes, and now there are "
-                f"{size}: resume with as many, or from the end of an epoch"
+                f"the checkpoint is from the middle of an epoch of {len(self._processes)} processes, not {size}: "
+                "resume with as many, or from the end of an epoch"
             )
         if self.in_epoch and self.in_parts and not batches.in_parts:
             raise ValueError(
-                "the compiled loop drew the examples of the checkpoint's epoch, and now the training loader does: "
-                "resume with compiled=None, or from the end of an epoch"
+                "the compiled loop drew the examples of the checkpoint's epoch: resume with compiled=None, or from the "
+                "end of an epoch"
             )
 
 
@@ -173,14 +169,13 @@ class Resumable(L.LightningModule):
 
     @property
     def training_loader(self) -> DataLoader:
-        """The loader of the fit under way, or of the last one; RuntimeError before."""
-        if self._run.batches is None:
-            raise RuntimeError("no fit has begun: there is no training loader yet")
+        """The loader of the fit under way, or of the last one."""
+        assert self._run.batches is not None
         return self._run.batches.loader
 
     @property
     def _rules(self) -> dict[str, str]:
-        """What decides about the steps of a run, by argument."""
+        """The rules of the steps, by the name of the argument."""
         return {}
 
     @override
@@ -201,7 +196,7 @@ class Resumable(L.LightningModule):
         begin_next_epoch(self.trainer)
         resume.rewind(run.batches)
         if run.batches.has_state:  # Lightning may still skip through a validation loop, which draws random numbers
-            run.at_first_batch = resume.own_random() if resume.in_epoch else RandomState()
+            run.at_first_batch = resume.random_here() if resume.in_epoch else RandomState()
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -232,7 +227,7 @@ class Resumable(L.LightningModule):
         if run.batches is None or "optimizer_states" not in checkpoint:
             return
         point = run.resume
-        if point is None:  # of several processes, all make one, and that of the first is whole
+        if point is None:  # every process makes one; the first process's is whole
             used = batches_used(self.trainer)
             left = used < self.trainer.num_training_batches
             point = ResumePoint(

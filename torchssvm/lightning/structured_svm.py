@@ -36,6 +36,7 @@ from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
 from torchssvm.solvers.training import compiled_form, move, print_choice, warn_if_estimated_far
 
+_BAR_EVERY = 10
 _OF_THE_TRAINER = {
     "batch_size": "to the DataLoader",
     "order": "to a GapBatchSampler in the DataLoader",
@@ -54,9 +55,6 @@ def _check_solver(module: Any, solver: Solver | None) -> Solver:
     if solver.compiled and (reason := compiled_form(module.head, module.structure, solver.with_defaults())[1]):
         raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
     return solver
-
-
-_BAR_EVERY = 10
 
 
 class StructuredSVM(Predicting):
@@ -79,7 +77,7 @@ class StructuredSVM(Predicting):
     ``val_example_error``, the shares of wrong tokens and of examples with a wrong token; tests log the same as
     ``test_...``. ``load_from_checkpoint(path)`` rebuilds a model whose head is of this package.
 
-    With ``Trainer(strategy="ddp", devices=4)`` each process holds the dual blocks of its own examples, a contiguous
+    With ``Trainer(strategy="ddp", devices=4)`` each process holds the dual blocks of its examples, a contiguous
     part of the dataset, and the training loader is restricted to them: give it ``batch_size`` and ``shuffle=True``, or
     a ``GapBatchSampler``. ``batch_size`` counts the examples of one process. DDP averages the gradients of features
     that are trained, and BCFW combines the directions of the head. Certificates are of all examples, and the same in
@@ -95,7 +93,7 @@ class StructuredSVM(Predicting):
         structure: What an output is; None is ``head.structure``.
         solver: What is given of the rules, the bounds on the weights and the memory; None gives nothing. When a fit
             begins, the rest is chosen as :func:`torchssvm.solve` does, and said with the reason. Order, seed, batch
-            size and schedule are those of the loader and of :class:`DualityGap`. With the compiled loop, features are
+            size and schedule are given to the loader and to :class:`DualityGap`. With the compiled loop, features are
             computed once and kept for the whole run: give ``Solver(compiled=False)`` if the dataset gives an example
             other features each time.
 
@@ -132,7 +130,7 @@ class StructuredSVM(Predicting):
         if not (joint is None or isinstance(joint, JointTraining)):
             raise TypeError(f"joint={joint!r} must be JointTraining(...), or None for the head alone")
         if joint is not None and features is None:
-            raise ValueError(f"joint={joint} trains features and head together, and features=None: give the network")
+            raise ValueError(f"joint={joint} trains features and head, and features=None: give features")
         lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
         self.head = head
         self.features = features
@@ -180,7 +178,7 @@ class StructuredSVM(Predicting):
         self._log_progress(batch_idx)
 
     def _visit(self, visits: Tensor | int) -> None:
-        """Let the compiled loop visit these examples, or so many of its own choice."""
+        """Let the compiled loop visit these examples, or so many that it draws."""
         loop, optimizer = self.compiled_loop(), self.optimizer_of(bcfw=True)
         assert loop is not None
         if self.features is not None and self.features.training:
@@ -281,7 +279,7 @@ class StructuredSVM(Predicting):
     def on_train_start(self) -> None:
         """Choose between features and head, and restore the state that a resumed run was saved in.
 
-        Where the compiled loop can draw the examples itself, it does so from here on, and nothing is loaded any more.
+        Where the compiled loop can draw the examples itself, it does so from here on, and nothing more is loaded.
         """
         self._turn()
         self._solve_head()
@@ -297,8 +295,8 @@ class StructuredSVM(Predicting):
 
     def draws_in_loop(self, loader: DataLoader) -> bool:
         """Whether the compiled loop can draw the examples of this fit in place of the loader."""
-        own_step = type(self).training_step is not StructuredSVM.training_step
-        return not own_step and own_draws(self.trainer, loader) is not None
+        standard = type(self).training_step is StructuredSVM.training_step
+        return standard and own_draws(self.trainer, loader) is not None
 
     @override
     def on_train_epoch_start(self) -> None:

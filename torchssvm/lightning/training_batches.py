@@ -18,8 +18,7 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.steps.directions import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
-WHOLE = 10_000
-"""Most examples of an epoch in one part."""
+WHOLE = 10_000  # most examples of an epoch in one part
 
 
 class EpochPart(NamedTuple):
@@ -119,37 +118,38 @@ def of_ranks(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_training_batches(trainer: L.Trainer) -> TrainingBatches:
-    """The batches that Lightning will train from; each of several processes gets its own examples.
+    """The batches that Lightning will train from; each of several processes gets a part of the examples.
 
-    Raises:
-        TypeError: Training examples do not come from one DataLoader.
-        ValueError: The trainer reloads its loaders during the run, or the sampler cannot be restricted.
+    TypeError if they do not come from one DataLoader; ValueError if the trainer reloads it, or its sampler is unknown.
     """
     reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if reload:
         raise ValueError(f"reload_dataloaders_every_n_epochs={reload}: the dual is of one dataset; leave it 0")
 
     def replace(loader: Any) -> TrainingBatches:
-        if not isinstance(loader, DataLoader):
-            raise TypeError(f"training takes its examples from one DataLoader, not from a {type(loader).__name__}")
+        loader = check_loader(loader)
         if trainer.overfit_batches and type(loader.sampler) is RandomSampler:  # type: ignore[attr-defined]
-            loader = _like(loader, SequentialSampler(loader.dataset))  # type: ignore[arg-type]
-        return TrainingBatches(_own_loader(loader, Ranks.here()))
+            loader = _like(loader, SequentialSampler(loader.dataset))
+        return TrainingBatches(_loader_of_rank(loader, Ranks.here()))
 
     return replace_training_loader(trainer, replace)
 
 
+def check_loader(loader: Any) -> DataLoader:
+    """The training loader; TypeError if it is not one DataLoader."""
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"training takes its examples from one DataLoader, not from a {type(loader).__name__}")
+    return loader
+
+
 def count_examples(loader: DataLoader) -> int:
-    """n, the size of the loader's dataset; TypeError if it has no length, ValueError if it is empty."""
-    if not isinstance(loader.dataset, Sized):
-        raise TypeError(f"the training dataset {type(loader.dataset).__name__} has no length: it must be map-style")
-    if not len(loader.dataset):
-        raise ValueError("the training dataset is empty")
-    return len(loader.dataset)
+    """n, the size of the loader's dataset; ValueError if it has no length or is empty."""
+    if not isinstance(dataset := loader.dataset, Sized) or not len(dataset):
+        raise ValueError(f"{type(dataset).__name__} is empty, or has no length: give a map-style dataset")
+    return len(dataset)
 
 
 def _workers(loader: DataLoader) -> dict[str, Any]:
-    """How a loader reads its examples."""
     names = ["collate_fn", "num_workers", "pin_memory", "worker_init_fn"]
     names += ["multiprocessing_context", "prefetch_factor"] if loader.num_workers else []
     return {name: getattr(loader, name) for name in names}
@@ -201,7 +201,7 @@ def _like(loader: DataLoader, sampler: Sampler[int]) -> DataLoader:
     return DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)
 
 
-def _own_loader(loader: DataLoader, ranks: Ranks) -> DataLoader:
+def _loader_of_rank(loader: DataLoader, ranks: Ranks) -> DataLoader:
     """The loader, or one that gives the examples of this process alone, in batches of the same size."""
     batches, examples, dataset = loader.batch_sampler, loader.sampler, loader.dataset
     if not ranks or isinstance(batches, GapBatchSampler):  # which draws the examples of its process
@@ -210,7 +210,7 @@ def _own_loader(loader: DataLoader, ranks: Ranks) -> DataLoader:
     if type(batches) is not BatchSampler or not whole or getattr(examples, "replacement", False):
         kind = type(examples if type(batches) is BatchSampler else batches).__name__
         raise ValueError(
-            f"the training loader draws by a {kind}, which {ranks.size} processes cannot share: give shuffle=True, or "
+            f"a {kind} cannot draw for {ranks.size} processes: give the training loader shuffle=True, or "
             "batch_sampler=GapBatchSampler(...)"
         )
     seed = int(os.environ.get("PL_GLOBAL_SEED", 0))

@@ -37,7 +37,7 @@ class Run(NamedTuple):
     head: nn.Module
     trainer: Any
     batches: Any  # of its held-out examples
-    scale: float  # of lambda: lam n is that of all examples
+    scale: float  # of lambda: lam n is the same as for all examples
 
 
 def scored(
@@ -47,89 +47,84 @@ def scored(
     score: Callable[[nn.Module], float] | None,
     device: torch.device,
 ) -> HeldOutPoint:
-    """What every run has reached at a lambda, and how well it predicts what it holds out."""
-    found, values, lam = [], [], solved[0].lam
+    """The point of all runs at a lambda, with the evaluation of their held-out examples."""
+    evaluations, values, lam = [], [], solved[0].lam
     for run in runs:
         with on_device(run.head, device):
-            found.append(evaluate(run.head, structure, run.batches, device))
-            value = -found[-1].loss if score is None else _score(run.head, score)
+            evaluations.append(evaluate(run.head, structure, run.batches, device))
+            value = -evaluations[-1].loss if score is None else _score(run.head, score)
         value = float(run.trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
         if math.isnan(value):
-            raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
+            raise ValueError(f"score(head) is nan at lam={lam:g}: return a number, the larger the better")
         values.append(value)
-    held = found[0] if len(found) == 1 else merge_evaluations(found)
+    evaluation = evaluations[0] if len(evaluations) == 1 else merge_evaluations(evaluations)
     if score is None:
-        mean, losses = -held.loss, held.losses
+        mean, losses = -evaluation.loss, evaluation.losses
     else:
         mean, losses = sum(values) / len(values), -torch.tensor(values, dtype=torch.float64)
     passes, seconds = (sum(getattr(each, name) for each in solved) for name in ("passes", "seconds"))
-    return HeldOutPoint(lam, solved[-1].result, held, mean, passes, seconds, losses)
+    return HeldOutPoint(lam, solved[-1].result, evaluation, mean, passes, seconds, losses)
 
 
 @torch.no_grad()
 def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
-    """What ``score`` says; if it has changed the weights, they are put back, and an error says so."""
-    held = [parameter.detach().clone() for parameter in head.parameters()]
+    """The score of the head; ValueError if ``score`` changed the weights, which are then restored."""
+    weights = [parameter.detach().clone() for parameter in head.parameters()]
     try:
         with torch.enable_grad():
             given: Any = score(head)
             one = isinstance(given, torch.Tensor) and given.numel() == 1
-            found = as_number(float(given) if one else given, "score(head)")
+            value = as_number(float(given) if one else given, "score(head)")
     finally:
-        changed = not all(map(torch.equal, head.parameters(), held))
+        changed = not all(map(torch.equal, head.parameters(), weights))
         if changed:
-            write(held, head.parameters())
+            write(weights, head.parameters())
     if changed:
-        raise ValueError("score(head) has changed the head's weights: score a copy, copy.deepcopy(head)")
-    return found
+        raise ValueError("score(head) has changed the head's weights: score copy.deepcopy(head)")
+    return value
 
 
 def divided(dataset: Any, folds: int, seed: int) -> list[tuple[Part, Any]]:
-    """For every fold, the examples beyond it and the batches of its own."""
+    """For every fold, the other examples and the batches of its examples."""
     n = len(dataset)
-    if folds > n:
-        raise ValueError(f"folds={folds} and there are {n} examples: each fold needs one")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     sets = []
-    for own in torch.tensor_split(order, folds):
+    for fold in torch.tensor_split(order, folds):
         rest = torch.ones(n, dtype=torch.bool)
-        rest[own] = False
-        held_out = Part(dataset, own.sort().values)
+        rest[fold] = False
+        held_out = Part(dataset, fold.sort().values)
         sets.append((Part(dataset, rest.nonzero().flatten()), pass_over(held_out)))
     return sets
 
 
 def held_out_batches(head: nn.Module, dataset: Any, held_out: Any, structure: Structure, device: Any) -> Any:
     """The batches of the held-out examples; the first is decoded, to refuse what does not fit: see ``choose_lam``."""
-    if not hasattr(held_out, "__len__"):
-        raise TypeError(f"held_out must be a map-style dataset with a length, not a {type(held_out).__name__}")
-    if held_out is dataset:
-        raise ValueError("held_out is the training set itself: give examples that are not trained on")
-    if not len(held_out):
-        raise ValueError("held_out is empty: give examples that are not trained on")
+    check_dataset(held_out, "held_out")
+    if held_out is dataset or not len(held_out):
+        raise ValueError("held_out is empty, or the training set: give examples that are not trained on")
     dataset, held_out = numbered(dataset), numbered(held_out)
     batches = pass_over(held_out)
     check_fits(head, structure, held_out)
     for name in NAMES if hasattr(dataset, "vocabulary") and hasattr(held_out, "vocabulary") else ():
-        own, other = getattr(dataset, name, None), getattr(held_out, name, None)
-        compares: Any = type(own).__eq__
-        if compares is not object.__eq__ and own != other:
+        one, other = getattr(dataset, name, None), getattr(held_out, name, None)
+        compares: Any = type(one).__eq__
+        if compares is not object.__eq__ and one != other:
             raise ValueError(f"held_out has another {name} than dataset: make it with {name}=train.{name}")
     evaluate(head, structure, itertools.islice(batches, 1), device)
     return batches
 
 
 class HeldOutPoint(NamedTuple):
-    """What training at one lambda gave.
+    """The result of training at one lambda.
 
     Attributes:
         lam: Lambda.
-        certificate: Of the last exact pass; ``certificate.passes`` counts those of the lambdas before too.
+        certificate: Of the last exact pass; ``certificate.passes`` counts the passes of earlier lambdas too.
         held_out: Loss and errors on the held-out examples.
-        score: What decides; the larger is the better.
+        score: The score that decides; larger is better.
         passes: Effective passes that this lambda took, of all folds.
-        seconds: Wall-clock seconds that this lambda took, without those of scoring.
-        losses: The loss of each held-out example; with a score of one's own, minus that of each fold.
+        seconds: Wall-clock seconds of training at this lambda, without scoring.
+        losses: The loss of each held-out example; with the user's ``score``, minus the score of each fold.
     """
 
     lam: float
@@ -151,7 +146,7 @@ class LamChoice:
             more than the standard error of the difference.
         points: All points, in descending order of lambda.
         untried: The lambdas that ``patience`` left out.
-        guess: That of :func:`torchssvm.guess_lam`; None where it has no answer.
+        guess: The lambda of :func:`torchssvm.guess_lam`; None where it has no answer.
 
     Example:
         >>> from torchssvm.datasets import hold_out
@@ -175,7 +170,7 @@ class LamChoice:
         if self.guess is None or not (low > FAR_ABOVE * self.guess or FAR_BELOW * high < self.guess):
             return None
         side = "above" if low > self.guess else "below"
-        return f"every lam is far {side} {self.guess:.3g}, that of guess_lam: try lam around {self.guess:.3g}"
+        return f"every lam is far {side} the guess of guess_lam: try lam around {self.guess:.3g}"
 
     @property
     def advice(self) -> str | None:
@@ -195,9 +190,9 @@ class LamChoice:
         rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", *(f"wrong {name}s" for name in names)]]
         rows[0] += ["score"] if scored else []
         for point in self.points:
-            own, errors = point.certificate, [getattr(point.held_out, f"{name}_error") for name in names]
-            mark = "" if own.exact else "of a relaxation " if own.relaxed else "<"  # an upper bound
-            row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{mark}{percent(own.relative_gap)}"]
+            proof, errors = point.certificate, [getattr(point.held_out, f"{name}_error") for name in names]
+            mark = "" if proof.exact else "of a relaxation " if proof.relaxed else "<"  # an upper bound
+            row = [f"{point.lam:.3g}", f"{point.lam * proof.num_examples:.3g}", f"{mark}{percent(proof.relative_gap)}"]
             row += [f"{point.passes:.0f}", f"{point.seconds:.1f}", f"{point.held_out.loss:.4g}"]
             row += ["" if error is None else f"{100 * error:.2f} %" for error in errors]
             row += [f"{point.score:.4g}"] if scored else []
@@ -236,7 +231,7 @@ class LamChoice:
 
 
 def highest(points: Sequence[HeldOutPoint]) -> HeldOutPoint:
-    """The point with the highest score; of several, that of the largest lambda."""
+    """The point with the highest score; of several, the point of the largest lambda."""
     return max(points, key=lambda point: (point.score, point.lam))
 
 
@@ -248,7 +243,7 @@ def chosen_of(points: Sequence[HeldOutPoint]) -> HeldOutPoint:
 def near(points: Sequence[HeldOutPoint]) -> list[HeldOutPoint]:
     """The points that score less than the highest by at most the standard error of the difference.
 
-    Differences are those of the same held-out examples, which vary far less than the losses themselves.
+    Differences are taken example by example; they vary far less than the losses.
     """
     top = highest(points)
     return [point for point in points if point is top or top.score - point.score <= _error(point, top)]
@@ -262,17 +257,10 @@ def _error(a: HeldOutPoint, b: HeldOutPoint) -> float:
     return error * (1.0 + 1e-9)  # one error more among n examples is exactly one standard error
 
 
-FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
-"""Lambdas that are tried where none are given, as multiples of the guess."""
-
-STEP = 3.0
-"""Where the best of them is at an end, the next lambda beyond is so many times larger or smaller."""
-
-COARSE = 0.05
-"""The gap of a fold, as a share of the primal: it is enough to compare lambdas, see docs/choosing.md."""
-
-MOST = 8
-"""At most so many lambdas are tried where none are given."""
+FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)  # lambdas that are tried where none are given, as multiples of the guess
+STEP = 3.0  # where the best of them is at an end, the next lambda beyond is so many times larger or smaller
+COARSE = 0.05  # the gap of a fold, as a share of the primal: it is enough to compare lambdas, see docs/choosing.md
+MOST = 8  # at most so many lambdas are tried where none are given
 
 
 def check_lams(lams: Any) -> list[float]:
@@ -284,7 +272,7 @@ def check_lams(lams: Any) -> list[float]:
     check_several(lams, "lams")
     ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
     if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
-        raise ValueError(f"lams={ordered} must hold distinct positive numbers, at least one")
+        raise ValueError(f"lams={ordered} must be distinct positive numbers, at least one")
     return ordered
 
 
@@ -329,16 +317,16 @@ def choose_lam(
             :func:`torchssvm.guess_lam`, and more beyond their ends as above.
         folds: Into how many parts the examples are divided at random, at least 2; in place of ``held_out``.
         tolerance: The gap to reach at each lambda, a number or ``Relative(share)``; None is ``Relative(0.01)``, 1 % of
-            the primal, or ``Relative(0.05)`` without a fold and 1 % of the head's own primal at the end.
+            the primal, or ``Relative(0.05)`` without a fold and 1 % of the final head's primal.
         score: Scores the head that it is given; the larger is the better. None is minus the mean loss of the held-out
             examples.
         patience: Leave out the smaller lambdas, which take the most passes, once so many in a row did not raise the
             best score; None tries all.
         budget: The smaller lambdas may take so many times the passes that the best one and those before it took. One
-            that does not reach ``tolerance`` in what is left, or in ``max_passes``, is not chosen and is the last; the
-            last too is one with less than twice its own passes left, as the next one takes more. None tries all.
+            that does not reach ``tolerance`` in the passes left, or in ``max_passes``, is not chosen and is the last;
+            so is one with less than twice its passes left, as the next one takes more. None tries all.
         max_passes: Most effective passes for each lambda; a run that ends by it warns.
-        solver: As there; its seed also divides the examples into folds.
+        solver: As in :func:`torchssvm.solve`; its seed also divides the examples into folds.
         on_point: Called after each lambda, while the head holds its weights.
         progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 
@@ -379,7 +367,7 @@ def choose_lam(
     if folds is None:
         sets = [(dataset, held_out_batches(head, dataset, held_out, structure, device))]
     else:
-        sets = divided(dataset, check_whole(folds, "folds", 2), solver.seed)
+        sets = divided(dataset, check_whole(folds, "folds", 2, most=len(dataset)), solver.seed)
 
     guess = guess_lam(head, dataset, structure=structure) if lams is None else guess_or_none(head, dataset, structure)
     search = _Search(lams, guess, max_passes=max_passes, folds=len(sets), patience=patience, budget=budget)
@@ -426,7 +414,7 @@ class _Search:
     """The lambdas to try, the points that were tried, and those that may be chosen, with their weights.
 
     ``lams`` are tried in their order; None stands for multiples of ``guess``, and more beyond the ends where the best
-    is there. The limits ``patience`` and ``budget`` are those of :func:`choose_lam`.
+    is there. ``patience`` and ``budget`` are as in :func:`choose_lam`.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -50,12 +49,12 @@ class Breakpoint(NamedTuple):
 class RegularizationPath:
     """Epsilon-approximate weights for every lambda, constant between breakpoints ([G16] section 4).
 
-    Above the largest breakpoint lambda_1 the weights are ``lambda_1 / lam`` times those of lambda_1.
+    Above the largest breakpoint lambda_1 the weights are ``lambda_1 / lam`` times the weights at lambda_1.
 
     Args:
         epsilon: The largest gap of the path, a number or ``Relative(share)``.
         kappa: Breakpoints were solved to ``kappa`` times that.
-        certified: Whether gaps are proved; otherwise they are estimates, or those of a relaxation that an oracle
+        certified: Whether gaps are proved; otherwise they are estimates, or gaps of a relaxation that an oracle
             answers for.
         points: The breakpoints, the largest lambda first.
         lowest: The smallest lambda that the last breakpoint covers; 0 if it covers all.
@@ -82,10 +81,6 @@ class RegularizationPath:
         self.points = tuple(points)
         self.lowest = lowest
         lams = [point.lam for point in points]
-        if not lams or not 0.0 <= lowest <= lams[-1] or not math.isfinite(lams[0]):
-            raise ValueError(f"lowest={lowest} and {len(lams)} breakpoints: a path needs one, all at least lowest")
-        if any(above <= below for above, below in itertools.pairwise(lams)):
-            raise ValueError("points must be in descending order of lam")
         self.breakpoints = torch.tensor(lams, dtype=torch.float64)
         """``[J]`` float64, descending."""
 
@@ -103,9 +98,7 @@ class RegularizationPath:
         """
         lam = check_lam(lam)
         if lam < self.lowest:
-            raise ValueError(
-                f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it further, by more max_passes"
-            )
+            raise ValueError(f"lam={lam:g} is below the end of the path, {self.lowest:g}: give more max_passes")
         above = int(torch.searchsorted(-self.breakpoints, -lam, right=True))  # breakpoints >= lam
         return self.points[max(above - 1, 0)]
 
@@ -129,9 +122,7 @@ class RegularizationPath:
             RuntimeError: The path is not certified.
         """
         if not self.certified:
-            raise RuntimeError(
-                "this path is heuristic, or of a relaxation: use gap_estimate(lam), which proves nothing"
-            )
+            raise RuntimeError("the path is heuristic, or of a relaxation: use gap_estimate(lam)")
         return self.gap_estimate(lam)
 
     def gap_estimate(self, lam: float) -> float:
@@ -143,9 +134,9 @@ class RegularizationPath:
         return point.gap + (1.0 - lam / point.lam) * point.slope
 
     def largest_gap(self, lam: float) -> float:
-        """What ``epsilon`` allows at ``lam``: itself, or a share of the primal there (an estimate if not certified).
+        """The gap that ``epsilon`` allows at ``lam``; the primal of a share is an estimate if not certified.
 
-        Above the largest breakpoint it is that of the largest breakpoint.
+        Above the largest breakpoint it is the gap that is allowed at that breakpoint.
 
         Raises:
             ValueError, TypeError: As :meth:`at`.
@@ -169,16 +160,15 @@ class RegularizationPath:
             TypeError: As :meth:`at`.
         """
         weights, parameters = self.weights(lam), dict(head.named_parameters())
-        here = {name: (list(p.shape), p.dtype) for name, p in parameters.items()}
-        there = {name: (list(w.shape), w.dtype) for name, w in weights.items()}
-        if here != there:
-            raise ValueError(f"head has parameters {here}, but the path is of {there}")
+        forms = [{name: (list(t.shape), t.dtype) for name, t in each.items()} for each in (parameters, weights)]
+        if forms[0] != forms[1]:
+            raise ValueError(f"head has parameters {forms[0]}, and the path weights {forms[1]}: give the path's head")
         write((weights[name] for name in parameters), parameters.values())
 
     def scores(
         self, head: nn.Module, score: Callable[[], float], lams: list[float] | None = None
     ) -> dict[float, float]:
-        """``score()`` at each lambda, with that lambda's weights in the head; the head's own weights are restored.
+        """``score()`` at each lambda, with that lambda's weights in the head; its weights are restored.
 
         Args:
             head: A head with the path's parameters.
@@ -217,11 +207,9 @@ class RegularizationPath:
         """The path of a :meth:`state_dict`, bit for bit.
 
         Raises:
-            ValueError: The state is not that of a path, or damaged.
+            ValueError: The state is not of a path, or damaged.
         """
-        content = dict(state) if isinstance(state, Mapping) else {}
-        if content.get("kind") != "regularization path":
-            raise ValueError("this is not the state of a regularisation path")
+        content = dict(state)
         check_seal(content, _FORMAT, "path")
         columns, weights = content["columns"], content["weights"]
         rows = zip(*(columns[name].tolist() for name in _COLUMNS), strict=True)
@@ -247,13 +235,9 @@ class RegularizationPath:
         """
         with open(file, "rb") as opened:
             try:
-                state = torch.load(opened, weights_only=True, map_location="cpu")
+                return cls.from_state_dict(torch.load(opened, weights_only=True, map_location="cpu"))
             except Exception as error:  # a damaged file may raise anything
                 raise ValueError(f"{os.fspath(file)} is not a saved path, or is damaged: {error}") from error
-        try:
-            return cls.from_state_dict(state)
-        except ValueError as error:
-            raise ValueError(f"{os.fspath(file)}: {error}") from error
 
     def __repr__(self) -> str:
         kind = "certified" if self.certified else "not certified"

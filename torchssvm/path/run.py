@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.compiler.jit import clock
-from torchssvm.core.arguments import as_number, check_number, check_object, or_default
+from torchssvm.core.arguments import check_number, check_object, check_share, or_default
 from torchssvm.core.batch import Batch, apply_head, device_of, fetcher, in_order, restrict, to_device
 from torchssvm.core.operators import full_precision
 from torchssvm.core.ranks import sum_in_order
@@ -32,7 +32,7 @@ from torchssvm.steps.box_qp import CommonStep
 
 
 class Solved(NamedTuple):
-    """What a trainer has reached at one lambda: what ``train`` returned, and the passes and seconds that it took."""
+    """The result of ``train`` at one lambda, and the passes and seconds that it took."""
 
     lam: float
     result: Any
@@ -56,7 +56,7 @@ def train_at(
 ) -> list[Solved]:
     """Train at ``lam`` from the duals of the lambda before.
 
-    ``trainers`` are those of all folds, each with the factor of its lambda, and ``max_passes`` is the limit of each.
+    ``trainers`` has a trainer and the factor of its lambda for each fold; each takes at most ``max_passes``.
     """
     if line is not None:
         line.prefix = f"lam {lam:.3g}"
@@ -88,13 +88,10 @@ class Accuracy(NamedTuple):
 
 
 class _Rule:
-    """A rule of the path, with its ``kappa``."""
-
     kappa: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < as_number(self.kappa, "kappa") < 1.0:
-            raise ValueError(f"kappa={self.kappa} must lie between 0 and 1, both excluded")
+        check_share(self.kappa, "kappa")
 
 
 @dataclass(frozen=True)
@@ -121,12 +118,12 @@ class Certified(_Rule):
         """Train by the trainer's ``solve``."""
         return self._accuracy(trainer.dual, trainer.solve(tolerance, max_passes=max_passes, progress=progress))
 
-    def _accuracy(self, dual: DualState, found: Certificate) -> Accuracy:
-        # P - D changes by (1 - rho)(sum_i l_i - lam/2 |w|^2 - lam/2 |w(alpha)|^2). This holds for the held weights w,
-        # despite their rounding, and for an upper bound in place of P. Under bounds the last term is
-        # lam (<v, w> - |w|^2/2), and the formula is the same.
-        slope = found.dual - dual.lam / 2 * squared_norm(dual.parameters)
-        return Accuracy(found.gap, slope, found.dual + found.gap)
+    def _accuracy(self, dual: DualState, certificate: Certificate) -> Accuracy:
+        # P - D changes by (1 - rho)(sum_i l_i - lam/2 |w|^2 - lam/2 |w(alpha)|^2). This holds for the head's rounded
+        # weights w, and for an upper bound in place of P. Under bounds the last term is lam (<v, w> - |w|^2/2), and
+        # the formula is the same.
+        slope = certificate.dual - dual.lam / 2 * squared_norm(dual.parameters)
+        return Accuracy(certificate.gap, slope, certificate.dual + certificate.gap)
 
 
 @dataclass(frozen=True)
@@ -162,9 +159,8 @@ class Heuristic(_Rule):
         return self._accuracy(dual, dual.gap_estimate)
 
     def _accuracy(self, dual: DualState, gap: float) -> Accuracy:
-        slope = dual.total_loss - dual.lam * squared_norm(
-            dual.parameters
-        )  # under bounds, 0 or infinite, <v, w> = |w|^2
+        # Under bounds, 0 or infinite, <v, w> = |w|^2.
+        slope = dual.total_loss - dual.lam * squared_norm(dual.parameters)
         return Accuracy(gap, slope, dual.value() + gap)
 
 
@@ -203,7 +199,7 @@ def start_at_largest_lam(
     tolerance = check_tolerance(tolerance, above=0.0)
     check_dual(dual)
     if dual.steps:
-        raise ValueError(f"the dual has taken {dual.steps} steps: the path starts from a new one")
+        raise ValueError(f"dual has taken {dual.steps} steps: give a new one")
     optimizer = optimizer if optimizer is not None else BCFW(dual.parameters, dual)
     check_cone(dual)
     for parameter in dual.parameters:
@@ -236,7 +232,7 @@ def start_at_largest_lam(
     else:
         lam = scale / tolerance
     if not lam > 0.0:
-        raise ValueError("no weights change any score of the training set (are all features zero?): there is no path")
+        raise ValueError("no weights change any score of dataset: are all features zero?")
     dual.change_lam(lam)
     # Line 14. lam <w_i, w> equals <psi_i, theta_i>/n at the weights psi~, divided by lam.
     dual.gap_estimates = ((thetas / n + products) / lam).clamp(min=0.0)
@@ -247,7 +243,7 @@ def start_at_largest_lam(
 def check_cone(dual: DualState) -> None:
     """Raise ValueError if a bound of the weights is neither 0 nor infinite."""
     if not dual.box.is_cone:
-        raise ValueError("bounds limit weights by a number other than 0: a path needs (0.0, None) or (None, 0.0)")
+        raise ValueError("bounds limit weights by another number than 0: give (0.0, None) or (None, 0.0)")
 
 
 def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, optimizer: BCFW) -> None:
@@ -257,11 +253,11 @@ def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, optimizer
     ``dual.recomputed``, where the next step starts, while the head holds zeros.
     """
     loss, fetch = BlockGap(dual, block_steps=CommonStep()), fetcher(dataset)
-    ranks, own = dual.ranks, dual.own
+    ranks, examples = dual.ranks, dual.own
     steps = math.ceil(math.ceil(dual.num_examples / ranks.size) / _BATCH)  # as many in each process
 
     def batch_of(step: int) -> Batch:
-        rows = own[step * len(own) // steps : (step + 1) * len(own) // steps]
+        rows = examples[step * len(examples) // steps : (step + 1) * len(examples) // steps]
         return to_device(fetch(rows), dual.parameters[0].device)
 
     def propose(batch: Batch) -> Tensor:
@@ -350,7 +346,7 @@ class PathRun(Stateful):
 
     @property
     def path(self) -> RegularizationPath:
-        """The path found so far.
+        """The path so far.
 
         Raises:
             RuntimeError: There is no breakpoint yet.
@@ -364,7 +360,7 @@ class PathRun(Stateful):
         """Find the next breakpoint.
 
         Returns:
-            Whether a breakpoint was found; if not, the run is over.
+            Whether there is a new breakpoint; if not, the run is over.
 
         Raises:
             ValueError: No weights change any score.
@@ -391,7 +387,7 @@ class PathRun(Stateful):
             if not self._points:
                 raise RuntimeError(
                     f"the gap at the largest lambda is {accuracy.gap:.6g}, more than its bound {bound:.6g}: is the "
-                    "oracle exact when all weights are zero? The path starts from there"
+                    "oracle exact at zero weights?"
                 )
             self._stopped = True
             return False
@@ -432,9 +428,9 @@ class PathRun(Stateful):
         lam, lam_before = state["dual"]["lam"], self.dual.lam
         if state["path"] is not None:
             path = RegularizationPath.from_state_dict(state["path"])
-            there = {"epsilon": path.epsilon, "weights": list(path.points[0].weights)}
-            if there != (here := {"epsilon": self.epsilon, "weights": self._names}):
-                raise ValueError(f"the checkpoint is of another run: it has {there}, and this run {here}")
+            saved = {"epsilon": path.epsilon, "weights": list(path.points[0].weights)}
+            if saved != (expected := {"epsilon": self.epsilon, "weights": self._names}):
+                raise ValueError(f"the checkpoint is of another run: it has {saved}, and this run {expected}")
         self.dual._lam = lam  # a dual refuses the state of another lambda, which a path changes
         try:
             self.dual.check_state(state["dual"])

@@ -19,9 +19,7 @@ from torchssvm.datasets.text.tag_schemes import to_bio
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
-NO_WORD = -100
-"""The label of positions without a tag: padding, special tokens, and all but the first piece of a word."""
-
+NO_WORD = -100  # the label of positions without a tag: padding, special tokens, and all but the first piece of a word
 _SEVERAL = (set, frozenset, tuple, list)
 
 
@@ -126,7 +124,7 @@ def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
 
 def by_length(items: Sequence[Any]) -> list[int]:
     """The places of tokenised sentences, the shortest first: batches of similar lengths have little padding."""
-    lengths = [len(item["input_ids"]) if isinstance(item, Mapping) and "input_ids" in item else 0 for item in items]
+    lengths = [len(item["input_ids"]) for item in items]
     return sorted(range(len(items)), key=lengths.__getitem__)
 
 
@@ -140,11 +138,8 @@ def batches_of(
     order = range(len(dataset)) if order is None else order
     for begin in range(0, len(order), size):
         places = order[begin : begin + size]
-        items = [dataset[place] for place in places]
-        for place, item in zip(places, items, strict=True):
-            if not isinstance(item, Mapping) or "input_ids" not in item:
-                raise TypeError(f"dataset[{place}] is a {type(item).__name__}: give a mapping, as tokenized() makes it")
-        yield {name: rows.to(device) for name, rows in collate(items, pad).items()}
+        batch = collate([dataset[place] for place in places], pad)
+        yield {name: rows.to(device) for name, rows in batch.items()}
 
 
 def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
@@ -199,8 +194,6 @@ def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[
     if isinstance(texts, str):
         raise TypeError(f"texts={texts!r} must be a list of texts: [text]")
     texts = list(texts)
-    if not getattr(tokenizer, "is_fast", False):
-        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: give a fast one, which has word_ids")
     limit = getattr(tagger.config.encoder, "max_position_embeddings", None) or 1 << 40
     limit = min(limit, tokenizer.model_max_length)
     read = [_read(text, place, tokenizer, limit) for place, text in enumerate(texts)]
@@ -216,8 +209,6 @@ def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[
 
 def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
     split = not isinstance(text, str)
-    if split and not (isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)):
-        raise TypeError(f"texts[{place}]={text!r} must be a text, or a list of words")
     pieces = tokenizer(text, is_split_into_words=split, return_offsets_mapping=True, truncation=False, verbose=False)
     words, offsets = pieces.word_ids(), pieces.pop("offset_mapping")
     first: list[int] = []

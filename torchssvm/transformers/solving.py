@@ -59,15 +59,13 @@ class Solved(NamedTuple):
 @torch.no_grad()
 def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     """The words of a dataset, with their features on the CPU; the tagger computes them in evaluation mode."""
-    if not len(dataset):
-        raise ValueError("dataset has 0 sentences: give at least one")
     items = [dataset[i] for i in range(len(dataset))]  # read once: a dataset may make them anew
+    if not items or not all("labels" in item for item in items):
+        raise ValueError("dataset must hold sentences with labels: a state for each word, and -100 elsewhere")
     x, y, lengths, order = list[Tensor](), list[Tensor](), [], by_length(items)
     with evaluating(tagger):
         pad = tagger.config.encoder.pad_token_id or 0
         for number, batch in enumerate(batches_of(items, batch_size, pad, tagger.device, order)):
-            if "labels" not in batch:
-                raise ValueError("dataset has no labels: give a state for each word, and -100 elsewhere")
             with naming(torch.tensor(order[number * batch_size : (number + 1) * batch_size])):
                 words = tagger.words(**batch)
             assert words.labels is not None
@@ -80,7 +78,6 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
 
 
 def _labelled(tagger: Any, held_out: Any, batch_size: int) -> PaddedDataset:
-    """The words of examples whose labels are known."""
     words = features_of(tagger, held_out, batch_size)
     if _unknown(words):
         raise ValueError("held_out has words without a label or with several: give one label for each word")
@@ -110,9 +107,8 @@ def _scorer(tagger: Any, data: PaddedDataset) -> Callable[[Any], float]:
 
 @torch.no_grad()
 def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
-    """The words with the best allowed labels under the head."""
     if not any(bool(p.any()) for p in head.parameters()):
-        raise ValueError("dataset has unknown labels, and the head is zero: train it first, by transformers.Trainer")
+        raise ValueError("dataset has unknown labels, and the head is zero: train it first by transformers.Trainer")
     structure, rows = HiddenStates(head.structure), list[Tensor]()
     for batch in in_order(data):
         potentials = head(batch.x, batch.lengths)
@@ -123,9 +119,9 @@ def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
 def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batch_size: int, **options: Any) -> Solved:
     """See :meth:`StructuredTagger.solve`."""
     if held_out is None and lam is None:
-        raise ValueError("held_out and lam are None: give examples to choose lam by, or lam itself")
+        raise ValueError("held_out and lam are None: give lam, or examples to choose it by")
     if not isinstance(tagger.head, LinearChain):
-        raise TypeError(f"head is a {type(tagger.head).__name__}: call merge_and_unload() first, and solve its tagger")
+        raise TypeError(f"head is a {type(tagger.head).__name__}: call merge_and_unload(), and solve its tagger")
     train = features_of(tagger, dataset, batch_size)
     other = None if held_out is None else _labelled(tagger, held_out, batch_size)
     score = None if other is None else _scorer(tagger, other)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from torchssvm.core.arguments import check_choice, check_positive, check_whole, describe, is_whole, places_of
+from torchssvm.core.arguments import check_choice, check_positive, check_whole, describe, places_of
 from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure
@@ -41,7 +41,7 @@ tagger = AutoModelForTokenClassification.from_pretrained("path of this folder")
 
 
 class StructuredTaggerConfig(PretrainedConfig):
-    """The encoder's own configuration, the labels, and how the head is trained.
+    """The configuration of the encoder, the labels, and how the head is trained.
 
     Args:
         encoder: The encoder's configuration, or its dictionary.
@@ -83,8 +83,6 @@ class StructuredTaggerConfig(PretrainedConfig):
         check_choice(scheme, "scheme", *SCHEMES)
         self.scheme = scheme
         self.layers = list(layers)
-        if not self.layers or not all(is_whole(layer) for layer in self.layers):
-            raise ValueError(f"layers={layers} must be one or more whole numbers, such as [-1]")
         check_choice(loss, "loss", "softmax-margin", "cross-entropy")
         self.loss = loss
         if not isinstance(freeze_encoder, bool):
@@ -164,7 +162,7 @@ class StructuredTagger(PreTrainedModel):
         if config.encoder is None:
             raise ValueError("config.encoder=None: give the configuration of an encoder")
         layers = config.encoder.num_hidden_layers + 1
-        if not all(-layers <= layer < layers for layer in config.layers):
+        if not config.layers or not all(-layers <= layer < layers for layer in config.layers):
             raise ValueError(f"layers={config.layers} must be hidden states of the encoder, 0 to {layers - 1}")
         self.encoder = AutoModel.from_config(config.encoder) if encoder is None else encoder
         states = len(config.labels)
@@ -181,11 +179,10 @@ class StructuredTagger(PreTrainedModel):
 
         Args:
             name: A folder or a name, as in ``AutoModel.from_pretrained``.
-            *args: As there.
+            *args: As in ``AutoModel.from_pretrained``.
             labels: The label of every state; None reads a tagger that ``save_pretrained`` wrote.
             scheme: As in :class:`StructuredTaggerConfig`, like ``layers``, ``loss`` and ``freeze_encoder``.
-            **options: These, and those of ``AutoModel.from_pretrained``: with ``num_hidden_layers=4`` the encoder ends
-                behind its fourth layer.
+            **options: These, and options of ``AutoModel.from_pretrained``: ``num_hidden_layers=4`` keeps four layers.
 
         Raises:
             ValueError: ``scheme`` is given without ``labels``, or ``labels`` of a saved tagger.
@@ -230,8 +227,8 @@ class StructuredTagger(PreTrainedModel):
         others = [p for p in model.parameters() if id(p) not in taken]
         if encoder is None or not isinstance(classifier, nn.Linear) or others:
             raise TypeError(
-                f"model is a {type(model).__name__}: give a token classifier with one nn.Linear on the last hidden "
-                "states, or train StructuredTagger.from_pretrained(name, labels=...)"
+                f"model={type(model).__name__} is no encoder below one nn.Linear: train "
+                "StructuredTagger.from_pretrained(name, labels=...)"
             )
         names = cast(dict[int, str], model.config.id2label)
         labels = [names[state] for state in range(classifier.out_features)]
@@ -255,7 +252,6 @@ class StructuredTagger(PreTrainedModel):
         return self
 
     def _freeze(self) -> None:
-        """Let no optimizer change what is frozen of the encoder."""
         if self.config.freeze_encoder:
             self.encoder.requires_grad_(False)
             for layer in self._trained_layers():
@@ -294,10 +290,7 @@ class StructuredTagger(PreTrainedModel):
         """
         if labels is None and word_mask is None:
             if self.training:
-                raise ValueError(
-                    "labels=None while training: give labels, or call eval() to tag; a Trainer needs "
-                    "label_smoothing_factor=0"
-                )
+                raise ValueError("labels=None while training: give labels and label_smoothing_factor=0, or call eval()")
             hidden = self.hidden(**inputs)
             return words_of(hidden, self._pieces(hidden, **inputs), None)
         if labels is None:
@@ -313,7 +306,7 @@ class StructuredTagger(PreTrainedModel):
     def _pieces(
         self, hidden: Tensor, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **others: Any
     ) -> Tensor:
-        """The pieces to tag without labels or word_mask, ``[B, N]`` bool: all but special ones, if there are others."""
+        """The pieces to tag without labels or word_mask, ``[B, N]`` bool: without special ones, unless all are."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
         real = ones if attention_mask is None else attention_mask.bool()
         if input_ids is None:
@@ -435,7 +428,7 @@ class StructuredTagger(PreTrainedModel):
 
         Args:
             dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
-                those of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
+                the items of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
                 labels, the head as it is chooses the best sequence, and the certificate holds for these labels: a call
                 is one round of :func:`torchssvm.latent`.
             held_out: Examples that are not trained on. Their F1 of spans, or share of right words without a scheme,
@@ -460,7 +453,7 @@ class StructuredTagger(PreTrainedModel):
 
         Args:
             held_out: As in :meth:`solve`.
-            batch_size: As there.
+            batch_size: As in :meth:`solve`.
         """
         return calibrate(self, held_out, batch_size)
 
@@ -477,7 +470,7 @@ class StructuredTagger(PreTrainedModel):
             For every text its spans; with ``scheme=None`` one for each word.
 
         Raises:
-            TypeError: ``tokenizer`` is not a fast one.
+            TypeError: ``texts`` is one text.
             ValueError: A text has no word, or more pieces than the encoder takes: nothing is cut off.
         """
         return tag_texts(self, texts, tokenizer, batch_size)

@@ -154,10 +154,10 @@ def _resumed(
     if not rows:
         return nothing
     places = np.fromfile(folder / f"{PLACES}.npy", "<i8", offset=128)[: rows * PLACE_COLUMNS].reshape(rows, -1)
-    there = {
+    rows_by_end = {
         end: [rows_in(folder / f"{n}.npy", d, r) for n, (d, r, e) in files.items() if e == end] for end in range(3)
     }
-    whole = np.logical_and.reduce([places[:, end] <= min(counts) for end, counts in there.items()])
+    whole = np.logical_and.reduce([places[:, end] <= min(counts) for end, counts in rows_by_end.items()])
     same = [bool(ok) and not is_changed(pair, row) for ok, pair, row in zip(whole, pairs, places, strict=False)]
     count = same.index(False) if False in same else len(same)
     kept = {pair.name for pair in pairs[:count]}

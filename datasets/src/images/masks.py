@@ -39,43 +39,43 @@ class MaskRule(NamedTuple):
             raise ValueError(f"foreground and ignore both have {min(both)}: a number means one thing")
         return cls(empty, named, left_out)
 
-    def apply(self, path: Path, found: np.ndarray, colours: np.ndarray | None) -> np.ma.MaskedArray:
+    def apply(self, path: Path, numbers: np.ndarray, colours: np.ndarray | None) -> np.ma.MaskedArray:
         """The foreground ``[H, W]`` bool, masked where pixels do not count.
 
-        ``found`` are the numbers of the file, ``[H, W]`` or ``[H, W, channels]``, and ``colours`` RGB ``[H, W, 3]``
+        ``numbers`` are the numbers of the file, ``[H, W]`` or ``[H, W, channels]``, and ``colours`` RGB ``[H, W, 3]``
         where the numbers index a palette. ValueError where they do not say what is foreground.
         """
-        if found.ndim == 3:
-            found = found[:, :, :3] if found.shape[2] >= 3 else found[:, :, :1]  # without opacity
+        if numbers.ndim == 3:
+            numbers = numbers[:, :, :3] if numbers.shape[2] >= 3 else numbers[:, :, :1]  # without opacity
         if path.suffix.lower() in _LOSSY:
-            return np.ma.array(self._of_jpeg(path, found))
+            return np.ma.array(self._of_jpeg(path, numbers))
         if self.foreground is None and colours is not None:
             grey = (colours == colours[:, :, :1]).all() and np.isin(colours, (0, 255)).all()
-            if not grey and colours[found == 0].any():
+            if not grey and colours[numbers == 0].any():
                 raise ValueError(f"{path} has a palette whose number 0 is not black: say which numbers are foreground=")
-            found = colours if grey else found
-        if found.ndim == 3:
-            named = self.foreground is not None or found.max() not in _WHITE
-            if (found != found[:, :, :1]).any() and (named or _several_colours(found)):
+            numbers = colours if grey else numbers
+        if numbers.ndim == 3:
+            named = self.foreground is not None or numbers.max() not in _WHITE
+            if (numbers != numbers[:, :, :1]).any() and (named or _several_colours(numbers)):
                 raise ValueError(
                     f"{path} has colours: save it as numbers, grey or with a palette, and name foreground="
                 )
-            found = found.max(2)
-        ignored = np.isin(found, self.ignore)
+            numbers = numbers.max(2)
+        ignored = np.isin(numbers, self.ignore)
         if ignored.all():
             raise ValueError(f"{path} has no pixel that counts: ignore={self.ignore} leaves out all of them")
         if self.foreground is not None:
-            return np.ma.array(np.isin(found, self.foreground), mask=ignored)
-        values = np.unique(found[~ignored]).tolist()
+            return np.ma.array(np.isin(numbers, self.foreground), mask=ignored)
+        values = np.unique(numbers[~ignored]).tolist()
         if len(set(values) - {0}) > 1 or values[-1] not in (0, *_WHITE):
             shown = ", ".join(f"{value:g}" for value in values[:6])
             raise ValueError(f"{path} has the values {shown}, and not 0 and 255 or 0 and 1: say which are foreground=")
-        return np.ma.array(found > 0, mask=ignored)
+        return np.ma.array(numbers > 0, mask=ignored)
 
-    def _of_jpeg(self, path: Path, found: np.ndarray) -> np.ndarray:
+    def _of_jpeg(self, path: Path, numbers: np.ndarray) -> np.ndarray:
         if self.foreground is not None or self.ignore:
             raise ValueError(f"{path} is a JPEG, whose numbers are not exact: save masks for foreground= as PNG")
-        grey = found if found.ndim == 2 else found.max(2)
+        grey = numbers if numbers.ndim == 2 else numbers.max(2)
         if ((grey >= 64) & (grey < 192)).mean() > _BETWEEN:
             raise ValueError(f"{path} is neither black nor white in over 5 % of its pixels: save masks as PNG")
         return grey > 127

@@ -62,12 +62,12 @@ def segmentation_scores(found: Sequence[Tensor], masks: Sequence[Tensor]) -> Seg
     if len(found) != len(masks) or not len(masks):
         raise ValueError(f"found are {len(found)} foregrounds, and masks {len(masks)}: give as many, at least 1")
     counts = np.zeros((len(masks), 4), np.int64)
-    for i, (own, mask) in enumerate(zip(found, masks, strict=True)):
-        if own.shape != mask.shape or own.dtype != mask.dtype or str(own.dtype) != "torch.bool":
+    for i, (output, mask) in enumerate(zip(found, masks, strict=True)):
+        if output.shape != mask.shape or output.dtype != mask.dtype or str(output.dtype) != "torch.bool":
             raise ValueError(
-                f"found[{i}] must be bool {list(mask.shape)}, as its mask, got {own.dtype} {list(own.shape)}"
+                f"found[{i}] must be bool {list(mask.shape)}, as its mask, got {output.dtype} {list(output.shape)}"
             )
-        counts[i] = int((own & mask).sum()), int(own.sum()), int(mask.sum()), mask.numel()
+        counts[i] = int((output & mask).sum()), int(output.sum()), int(mask.sum()), mask.numel()
     return scores_of_counts(counts)
 
 
@@ -78,7 +78,7 @@ def scores_of_counts(counts: np.ndarray) -> SegmentationScores:
     either, ground = predicted + true - both, pixels - true
     each = np.where((counts[:, 1] + counts[:, 2]) > 0, each, 1.0)
     low, high = np.quantile(each[np.random.default_rng(0).integers(len(each), size=(_DRAWS, len(each)))].mean(1), _ENDS)
-    shares = [right / own for right, own in ((both, true), (pixels - either, ground)) if own]
+    shares = [right / size for right, size in ((both, true), (pixels - either, ground)) if size]
     return SegmentationScores(
         both / either if either else 1.0,
         float(each.mean()),

@@ -146,8 +146,8 @@ class SuperpixelGraphs(Dataset[GraphExample]):
             labels = labeling.detach().cpu().numpy()[: len(sizes)]
             if len(labels) < len(sizes) or not np.isin(labels, (0, 1)).all():
                 raise ValueError(f"labelings[{i}] must have {len(sizes)} labels 0 or 1, one for each superpixel")
-            found = labels == 1
-            counts[i] = foreground[found].sum(), sizes[found].sum(), foreground.sum(), sizes.sum()
+            marked = labels == 1
+            counts[i] = foreground[marked].sum(), sizes[marked].sum(), foreground.sum(), sizes.sum()
         return scores_of_counts(counts)
 
     def foreground(self, labelings: Sequence[Tensor] | Tensor) -> list[Tensor]:

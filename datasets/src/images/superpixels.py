@@ -32,9 +32,9 @@ def adjacency(regions: np.ndarray) -> np.ndarray:
     """
     count = int(regions.max()) + 1
     codes = []
-    for here, there in ((regions[:, :-1], regions[:, 1:]), (regions[:-1], regions[1:])):
-        across = here != there
-        a, b = here[across].astype(np.int64), there[across].astype(np.int64)
+    for here, beside in ((regions[:, :-1], regions[:, 1:]), (regions[:-1], regions[1:])):
+        across = here != beside
+        a, b = here[across].astype(np.int64), beside[across].astype(np.int64)
         codes.append(np.minimum(a, b) * count + np.maximum(a, b))
     return np.stack(np.divmod(np.unique(np.concatenate(codes)), count), axis=1)
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_choice, check_flags, check_number, check_seed
+from torchssvm.core.arguments import check_choice, check_flags, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures
 
 from ..files import find
 from ..padded import PADDING, Example, collating, padded, place_of, places_of
+from ..parts import size_of_share
 from .libsvm import read_libsvm
 from .mulan import LabelledRows, read_mulan
 from .scaling import Scaling, Unscaled
@@ -187,9 +188,7 @@ class Multilabel(Dataset[Example]):
         Raises:
             ValueError: A part would be empty.
         """
-        count = round(check_number(share, "share", above=0.0) * len(self))
-        if not 0 < count < len(self):
-            raise ValueError(f"share={share} leaves a part of the {len(self)} examples empty")
+        count = size_of_share(len(self), share)
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(check_seed(seed)))
         first, second = (copy(self) for _ in range(2))
         for part, rows in ((first, order[count:]), (second, order[:count])):

@@ -108,13 +108,13 @@ def strongest_pairs(interactions: Tensor, number: int) -> tuple[list[Pair], list
     """
     rows, columns = torch.triu_indices(len(interactions), len(interactions), offset=1)
     values = interactions.detach().cpu()[rows, columns]
-    found = []
+    pairs = []
     for sign in (1.0, -1.0):
         best = (sign * values).topk(min(number, len(values))).indices
         best = best[sign * values[best] > 0]
         triples = zip(rows[best].tolist(), columns[best].tolist(), values[best].tolist(), strict=True)
-        found.append([Pair(*triple) for triple in triples])
-    return found[0], found[1]
+        pairs.append([Pair(*triple) for triple in triples])
+    return pairs[0], pairs[1]
 
 
 def order_of_labels(interactions: Tensor) -> Tensor:

@@ -113,9 +113,9 @@ class SparseRows:
         """These rows (None: all) as a dense matrix, float32 ``[R, num_columns]``."""
         taken = torch.arange(len(self)) if rows is None else rows
         columns, values = self.lists(taken)
-        found = torch.zeros(len(taken), self.num_columns + 1)  # the last column takes the padding
-        found.scatter_(1, torch.where(columns < 0, self.num_columns, columns), values)
-        return found[:, :-1].contiguous()
+        rows = torch.zeros(len(taken), self.num_columns + 1)  # the last column takes the padding
+        rows.scatter_(1, torch.where(columns < 0, self.num_columns, columns), values)
+        return rows[:, :-1].contiguous()
 
     def lists(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Columns int64 ``[R, P]``, -1 where a row has fewer than P entries, and values float32 ``[R, P]``, then 0."""

@@ -71,14 +71,14 @@ class RankedLists(PaddedDataset):
         if not len(x):
             raise ValueError("x holds no document")
         pairs = zip(x.split(sizes.tolist()), grades.split(sizes.tolist()), strict=True)
-        kept = [(features, own) for features, own in pairs if int(own.max()) >= relevant]
+        kept = [(features, grades) for features, grades in pairs if int(grades.max()) >= relevant]
         if not kept:
             raise ValueError(f"no list has a document of grade {relevant} or more: lower relevant={relevant}")
         self.relevant, self.num_left_out = relevant, len(sizes) - len(kept)
         super().__init__(
             pad_sequence([features for features, _ in kept], batch_first=True),
-            pad_sequence([own for _, own in kept], batch_first=True, padding_value=PADDING),
-            torch.tensor([len(own) for _, own in kept]),
+            pad_sequence([grades for _, grades in kept], batch_first=True, padding_value=PADDING),
+            torch.tensor([len(grades) for _, grades in kept]),
         )
 
     @classmethod

@@ -82,7 +82,7 @@ def _with_links(french: tuple[str, ...], english: tuple[str, ...], text: str, wh
                 f"{where}: the link {entry} is out of range of {len(french)} French and {len(english)} English words"
             )
         if link in possible:
-            raise ValueError(f"{where}: the link {link[0]}-{link[1]} is there twice")
+            raise ValueError(f"{where}: the link {link[0]}-{link[1]} comes twice")
         possible.add(link)
         if not match[3]:
             sure.add(link)

@@ -95,9 +95,9 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
     between = count[high] > count[np.minimum(low + 1, high)]  # [T, T+1, kinds]
     ends = _mix(_mix(_mix(np.full((1, 1), _BETWEEN + 1, np.uint64), of["hg"]), of["tg"]), to_right)
     inside = _mix(ends[:, :, None], kinds) % np.uint64(num_features)
-    found = np.concatenate([hashed.astype(np.int64), np.where(between, inside.astype(np.int64), -1)], 2)
-    found[distance == 0] = -1
-    return torch.from_numpy(found)
+    features = np.concatenate([hashed.astype(np.int64), np.where(between, inside.astype(np.int64), -1)], 2)
+    features[distance == 0] = -1
+    return torch.from_numpy(features)
 
 
 def _codes(texts: Sequence[str]) -> np.ndarray:

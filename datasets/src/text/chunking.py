@@ -13,6 +13,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_object
 
 from ..padded import PADDING
+from ..parts import size_of_share
 from .chunking_features import Vocabulary, attributes
 from .columns import Columns, TaggedSentences, read_columns
 from .sparse_chains import SparseChains
@@ -165,9 +166,7 @@ class ChunkingDataset(SparseChains):
             ValueError: ``share`` leaves one of the parts empty.
         """
         n = len(self)
-        last = round(n * share) if 0 < share < 1 else 0
-        if not 0 < last < n:
-            raise ValueError(f"share={share} of {n} sentences leaves one of the parts empty: give one such as 0.1")
+        last = size_of_share(n, share)
         first, rest = self.sentences.part(0, n - last), self.sentences.part(n - last, n)
         attributes = self.describe(first)
         vocabulary = Vocabulary.from_attributes(attributes, self.vocabulary.min_count, self.vocabulary.tags)

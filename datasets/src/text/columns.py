@@ -136,7 +136,7 @@ def read_columns(
         words.append(row[word] or (tokens.lines[token].split("\t")[word] if fields.separator == "tabs" else ""))
         tags.append("" if tag is None else row[tag])
         pos.append("_" if part is None else row[part])
-    found = TaggedSentences(
+    sentences = TaggedSentences(
         words=words,
         pos=pos,
         tags=None if tag is None else tags,
@@ -146,12 +146,12 @@ def read_columns(
         scheme=scheme,
         separator=fields.separator,
     )
-    for what, values in (("word", words), ("tag", found.tags or ())):
+    for what, values in (("word", words), ("tag", sentences.tags or ())):
         if "" in set(values):
-            raise ValueError(f"{found.where(values.index(''))}: the {what} is empty")
+            raise ValueError(f"{sentences.where(values.index(''))}: the {what} is empty")
     if scheme is None:
-        return found
-    return _check_three(found) if layout is None else _as_bio(found)
+        return sentences
+    return _check_three(sentences) if layout is None else _as_bio(sentences)
 
 
 class _Tokens(NamedTuple):
@@ -183,13 +183,13 @@ def _tokens(source: str, lines: Sequence[str], layout: Columns | None) -> _Token
     return tokens
 
 
-def _is_no_token(line: str, layout: Columns, found: _Tokens) -> bool:
+def _is_no_token(line: str, layout: Columns, tokens: _Tokens) -> bool:
     """Whether a line before a sentence is a comment, says where a document begins, or names the columns."""
     wanted = layout.names
-    if wanted and not found.lines and not found.names:
+    if wanted and not tokens.lines and not tokens.names:
         named = words_of(line.removeprefix(NAMES_LINE))
         if line.startswith(NAMES_LINE) or set(wanted) <= set(named):
-            found.names.extend(named)
+            tokens.names.extend(named)
             return True
     return words_of(line)[0] == DOCUMENT or (bool(layout.comment) and line.startswith(layout.comment))
 

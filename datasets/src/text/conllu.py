@@ -54,7 +54,7 @@ class Sentence(NamedTuple):
 
     @property
     def punctuation(self) -> tuple[bool, ...]:
-        """Which tokens are punctuation: tag PUNCT, or no character but punctuation where there is no tag."""
+        """Which tokens are punctuation: tag PUNCT, or, without a tag, nothing but punctuation."""
         return tuple(
             tag == "PUNCT" or (tag == _ABSENT and all(unicodedata.category(c).startswith("P") for c in word))
             for word, tag in zip(self.words, self.upos or self.tags, strict=True)
@@ -115,7 +115,7 @@ def read_conllu(
             if len(row) != len(_COLUMNS):
                 raise ValueError(
                     f"{where}: {len(row)} column{'s' * (len(row) > 1)}, separated by {fields.separator}, and CoNLL-U "
-                    f"has {len(_COLUMNS)}; write {_ABSENT!r} for what is not there"
+                    f"has {len(_COLUMNS)}; write {_ABSENT!r} for an absent value"
                 )
             try:
                 (token,) = conllu.parse_token_and_metadata("\t".join(row), fields=(*_COLUMNS, "surplus"))
@@ -167,7 +167,7 @@ def _is_word(token: Mapping[str, Any], expected: int, where: str, trees: bool) -
         raise ValueError(f"{where}: ID is '{name}', and the next word of the sentence is {expected}")
     for column in ("form", "upos"):
         if not token[column]:
-            raise ValueError(f"{where}: {column.upper()} is empty; write {_ABSENT!r} for what is not there")
+            raise ValueError(f"{where}: {column.upper()} is empty: write {_ABSENT!r} for an absent value")
     if trees and (head is None or head < 0):
         written = _ABSENT if head is None else head
         raise ValueError(f"{where}: HEAD is {written}, must be a word's ID, or 0; trees=False reads words to parse")
@@ -337,11 +337,11 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
     for number, (heads, sentence) in enumerate(zip(found, sentences, strict=True)):
         length = len(sentence.heads)
         if min(sentence.heads, default=0) < 0:
-            raise ValueError(f"sentence {number} was read without its tree, trees=False: there is nothing to compare")
-        own = [int(head) for head in heads[:length]]
-        if len(own) < length:
-            raise ValueError(f"found has {len(own)} heads for sentence {number}, which has {length} words")
-        for mine, true, mark in zip(own, sentence.heads, sentence.punctuation, strict=True):
+            raise ValueError(f"sentence {number} was read without its tree: read it with trees=True")
+        predicted = [int(head) for head in heads[:length]]
+        if len(predicted) < length:
+            raise ValueError(f"found has {len(predicted)} heads for sentence {number}, which has {length} words")
+        for mine, true, mark in zip(predicted, sentence.heads, sentence.punctuation, strict=True):
             tokens += 1
             punctuation += mark
             right += mine == true

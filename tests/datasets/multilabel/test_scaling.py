@@ -1,7 +1,5 @@
 """Scaling of features: what is chosen, what is fitted to the training rows alone, and what is refused."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -81,7 +79,7 @@ def test_the_two_parts_of_a_split_are_all_examples(tmp_path):
     assert torch.equal(whole.split(1 / 3, seed=1)[1].features.dense(), second.features.dense())
     assert sum(int(part.labels.values.sum()) for part in (first, second)) == 3
     for share in (0.1, 0.99):
-        with pytest.raises(ValueError, match=re.escape(f"share={share} leaves a part of the 3 examples empty")):
+        with pytest.raises(ValueError, match=f"share={share}"):
             whole.split(share, seed=0)
 
 
