@@ -31,6 +31,7 @@ from torchssvm import (
 )
 from torchssvm.core.structure import Decoding
 from torchssvm.deployment import Decoder
+from torchssvm.structures import LinearForest
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.multilabel import MessagePassing
 from torchssvm.structures.slack_rescaling import EveryLossLevel

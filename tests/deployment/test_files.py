@@ -31,6 +31,7 @@ from torchssvm import (
     SparseLinearMultilabel,
 )
 from torchssvm.deployment import Decoder, batch_of_names, load_head, load_model, save_model
+from torchssvm.structures import Forest, LinearForest
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.multilabel import MessagePassing
 
