@@ -109,8 +109,8 @@ class DecisionProblems(Dataset[int]):
         costs = torch.as_tensor(costs)
         others = {"costs": costs, "fixed": x.fixed, "given": x.given} if isinstance(x, Situations) else {"costs": costs}
         for name, each in others.items():
-            if each is not None and len(each) != len(features):
-                raise ValueError(f"{name} must have as many examples as x, {len(features)}, got {len(each)}")
+            if each is not None:
+                check_shape(each, name, len(features), *each.shape[1:])
         self.x, self.structure = x, structure
         with naming(torch.arange(len(features))):
             reject_rows(~torch.isfinite(features).flatten(1).all(1), "x of {rows} is not finite")
