@@ -124,5 +124,5 @@ def test_rules_pickled_by_an_older_version_are_read():
 
 def test_factorwise_training_refuses_them():
     own = make()
-    with pytest.raises(TypeError, match="forbids transitions, and GDMM's messages do not know of them"):
+    with pytest.raises(TypeError, match="forbids transitions"):
         GDMM(own.head, own.everything(), num_examples=own.n, lam=own.lam)
