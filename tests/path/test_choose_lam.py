@@ -321,7 +321,7 @@ class TestGuess:
         with pytest.raises(ValueError, match="dataset is empty"):
             guess_lam(problem.head, [])
         problem.x = torch.zeros_like(problem.x)
-        with pytest.raises(ValueError, match="are all features zero"):
+        with pytest.raises(ValueError, match="zero losses or features"):
             guess_lam(problem.head, Items(problem))
         with pytest.raises(TypeError, match="map-style dataset with a length"):
             guess_lam(problem.head, iter([]))

@@ -47,7 +47,7 @@ def not_zero(problem: Problem) -> Problem:
 def test_in_a_plain_loop():
     problem = not_zero(multiclass(1))
     dual = DualState.for_head(problem.head, problem.n, problem.lam)
-    with warned_here("BCFW starts from those of its dual"):
+    with warned_here("BCFW has set them"):
         BCFW(problem.head.parameters(), dual)
 
 
@@ -61,14 +61,14 @@ def edited() -> tuple[Problem, DualState, BlockGap, BCFW]:
 
 def test_in_a_certificate():
     problem, dual, _, _ = edited()
-    with warned_here("the weights differ from those of the dual"):
+    with warned_here("the weights differ from the dual's"):
         certify(problem.head, dual, problem.everything())
 
 
 def test_in_a_certificate_inside_solve():
     problem, dual, loss, optim = edited()
     dual.gap_estimates[:] = 0.0  # so that it begins with an exact pass
-    with warned_here("the weights differ from those of the dual"):
+    with warned_here("the weights differ from the dual's"):
         TorchLoop(problem.head, loss, Items(problem), optimizer=optim).solve(1e6)
 
 
@@ -87,7 +87,7 @@ def test_in_the_certificate_of_a_compiled_loop():
 
 def test_in_gdmm():
     problem = not_zero(chain(1))
-    with warned_here("GDMM starts from those of its duals"):
+    with warned_here("GDMM has set them"):
         GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=0.1)
 
 

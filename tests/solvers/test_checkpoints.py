@@ -136,7 +136,7 @@ def test_what_can_be_checked_is_checked_before_anything_is_loaded(tmp_path):
     save_checkpoint(tmp_path / "run.pt", optim=training.optim, sampler=sampler)
     training.run([[2]])
     weights = training.weights()
-    with pytest.raises(ValueError, match=r"run\.pt: sampler refuses .*batch_size'\] is 2 there and 3 here"):
+    with pytest.raises(ValueError, match=r"sampler refuses.*batch_size"):
         load_checkpoint(tmp_path / "run.pt", optim=training.optim, sampler=GapBatchSampler(training.dual, batch_size=3))
     assert torch.equal(training.weights(), weights)
 

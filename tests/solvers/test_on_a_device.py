@@ -127,17 +127,17 @@ def words(number=6):
 
 
 REFUSED = {
-    "CompiledBCFW": (lambda head, dual, batch: CompiledBCFW(head, dual, [batch]), "BlockGap and BCFW"),
-    "GDMM": (lambda head, dual, batch: GDMM(head, [batch], lam=0.1, num_examples=6), "solve"),
+    "CompiledBCFW": lambda head, dual, batch: CompiledBCFW(head, dual, [batch]),
+    "GDMM": lambda head, dual, batch: GDMM(head, [batch], lam=0.1, num_examples=6),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_the_cpu_says_what_to_do(cuda, name):
-    make, instead = REFUSED[name]
+    make = REFUSED[name]
     data, head = words(), LinearChain(4, 2).to(cuda)
     batch = data.collate([data[i] for i in range(len(data))])
-    with pytest.raises(TypeError, match=rf"head is on cuda:0(.*head.to\('cpu'\)|.*{instead}){{2}}"):
+    with pytest.raises(TypeError, match=r"head is on cuda:0.*head.to\('cpu'\)"):
         make(head, DualState.for_head(head, num_examples=len(data), lam=0.1), batch)
 
 

@@ -31,7 +31,7 @@ def test_edited_weights_are_said_however_small_the_losses():
         certify(head, trainer.dual, in_order(data))
         with torch.no_grad():
             next(head.parameters()).mul_(1.1)
-        with pytest.warns(UserWarning, match="the weights differ from those of the dual"):
+        with pytest.warns(UserWarning, match="the weights differ from the dual's"):
             certify(head, trainer.dual, in_order(data))
 
 

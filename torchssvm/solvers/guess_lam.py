@@ -68,10 +68,8 @@ def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = No
             if float(loss.detach()) > 0.0:
                 slopes = torch.autograd.grad(loss, weights, allow_unused=True)
                 ratios.append(sum(_square(slope) for slope in slopes if slope is not None) / float(loss.detach()))
-    if not ratios:
-        raise ValueError("dataset has no example with a positive loss at zero weights: give lam")
     if not 0.0 < sum(ratios) < math.inf:
-        raise ValueError("dataset has features that are all zero, or whose squares overflow: scale them")
+        raise ValueError("dataset has zero losses or features, or squares overflow: scale them, or give lam")
     return SHARE * sum(ratios) / len(ratios) / n
 
 

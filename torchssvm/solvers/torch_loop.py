@@ -131,5 +131,4 @@ class TorchLoop(DualTrainer, Stateful):
         return f"TorchLoop({self.dual}, direction={self.loss.direction}, order={self.sampler.order})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies begin outside of any epoch's loop."""
-        return {**vars(self), "_epoch": None}
+        return {**vars(self), "_epoch": None}  # a copy begins a new epoch

@@ -95,7 +95,7 @@ class TestKernelRows:
         svm = trained(problem)
         svm.gram.memory_limit = 8 * len(svm.data.tokens) * 4
         before = copy.deepcopy(svm.state_dict())
-        with pytest.raises(MemoryError, match="smaller batches, float32 features, or a larger memory_limit"):
+        with pytest.raises(MemoryError, match="memory_limit="):
             svm.visit(range(8))
         assert_same(before, svm.state_dict())
         svm.visit([0])  # four rows fit

@@ -111,7 +111,7 @@ class TrainerTestCase(ABC):
             with pytest.raises(ValueError, match=words):
                 trainer.solve(**options)
         for wrong in ("1 %", None, Relative, [0.1]):
-            with pytest.raises(TypeError, match=r"must be a number, not a .*; Relative\(0.01\) is"):
+            with pytest.raises(TypeError, match="must be a number"):
                 trainer.solve(wrong)
 
     def test_certify_moves_nothing(self):

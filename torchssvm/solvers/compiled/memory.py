@@ -261,11 +261,10 @@ def validate_weights(
     ``layout`` are the shapes and dtypes from when the loop was made; ``begun`` says that a new dual's weights are zero.
     """
     head = adapter.head
-    if [id(p) for p in head.parameters()] != [id(p) for p in dual.parameters]:
-        raise ValueError("head has other parameters than the dual: make a DualState for this head")
-    now = [(p.shape, p.dtype) for p in dual.parameters]
-    if now != layout or not all(p.is_contiguous() and p.device.type == "cpu" for p in dual.parameters):
-        raise ValueError("head has parameters of another shape, dtype, device or layout: make a new CompiledBCFW")
+    same = [id(p) for p in head.parameters()] == [id(p) for p in dual.parameters]
+    same = same and [(p.shape, p.dtype) for p in dual.parameters] == layout
+    if not same or not all(p.is_contiguous() and p.device.type == "cpu" for p in dual.parameters):
+        raise ValueError("head has other parameters than the dual's, on the CPU: make a new DualState and CompiledBCFW")
     if dual.box.has_bounds:
         raise TypeError("head has weights with bounds, which are not compiled: use BlockGap and BCFW")
     # With many weights, only writes that torch tracks are detected here; exact passes read all weights.

@@ -162,7 +162,7 @@ class GramRows:
         if needed > self.memory_limit:
             raise MemoryError(
                 f"memory_limit={self.memory_limit / 2**20:,.1f} MiB is less than {needed / 2**20:,.1f} MiB of kernel "
-                f"rows for {count} tokens: take smaller batches or float32 features"
+                f"rows for {count} tokens: take smaller batches"
             )
         while self._cache and self._cached + needed > self.memory_limit:
             _, oldest = self._cache.popitem(last=False)
@@ -376,6 +376,8 @@ class TrainingSet:
 
     def __init__(self, head: KernelHead, x: Tensor, y: Any, lengths: Tensor | None) -> None:
         check_features(x, head.in_features)
+        if x.device != head.coefficients.device:
+            raise ValueError(f"x is on {x.device} and the head on {head.coefficients.device}: call head.to(x.device)")
         if not x.numel():
             raise ValueError(f"x={list(x.shape)} holds no token: give at least one example")
         if not isinstance(y, Tensor | WeightedLabels):
