@@ -138,8 +138,8 @@ def test_predictions_are_divided(found, folder):
     [
         ("sampler", ".*WeightedRandomSampler"),
         ("few", "1 examples and 2 processes"),
-        ("compiled", "compiled=True, and the compiled loop cannot be used: of several processes"),
-        ("factorwise", "world size 2: GDMM runs in one process"),
+        ("compiled", "compiled=True, and the compiled loop cannot be used: several processes"),
+        ("factorwise", "GDMM runs in one process"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused_in_all_of_them(found, name, text):
