@@ -200,7 +200,7 @@ class TestPotentials:
         ]:
             with pytest.raises(ValueError, match=words):
                 Potentials(*arguments)
-        with pytest.raises(ValueError, match="ragged names"):
+        with pytest.raises(ValueError, match="ragged="):
             Potentials(t, torch.tensor([1, 1]), ragged={"other": 0})
         with pytest.raises(ValueError, match="needs lengths"):
             Potentials(t, ragged={"potentials": 0})

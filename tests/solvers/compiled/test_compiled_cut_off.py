@@ -162,8 +162,8 @@ def test_transforms_of_torch_func_go_through_the_head():
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda batch: [tuple(batch)], "batches gave a tuple"),
-        (lambda batch: batch, "batches gave a Tensor"),
+        (lambda batch: [tuple(batch)], "must be a Batch, .* a tuple"),
+        (lambda batch: batch, "must be a Batch, .* a Tensor"),
         (lambda batch: [batch.replace(x=batch.x.to_sparse())], "x must be a dense tensor"),
     ],
 )
