@@ -138,7 +138,7 @@ def test_what_can_be_checked_is_checked_before_anything_is_loaded(tmp_path):
     save_checkpoint(tmp_path / "run.pt", optim=training.optim, sampler=sampler)
     training.run([[2]])
     weights = training.weights()
-    with pytest.raises(ValueError, match=r"run\.pt: sampler refuses .*batch_size'\] is 2 there and 3 here"):
+    with pytest.raises(ValueError, match=r"run\.pt: sampler refuses .*batch_size'\] is 2, and must be 3"):
         load_checkpoint(tmp_path / "run.pt", optim=training.optim, sampler=GapBatchSampler(training.dual, batch_size=3))
     assert torch.equal(training.weights(), weights)
 
@@ -350,10 +350,10 @@ def test_files_that_are_something_else(tmp_path):
             load_checkpoint(file, head=head)
     with pytest.raises(ValueError, match=r"is no file: give the path that was given to save_checkpoint"):
         load_checkpoint(tmp_path, head=head)
-    with pytest.raises(IsADirectoryError, match="is not a file, and cannot be replaced"):
+    with pytest.raises(IsADirectoryError, match="is a folder"):
         save_checkpoint(tmp_path, head=head)
     (tmp_path / "new.pt.previous").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"new\.pt\.previous is not a file"):
+    with pytest.raises(IsADirectoryError, match=r"new\.pt\.previous is a folder"):
         save_checkpoint(tmp_path / "new.pt", head=head)
     assert not (tmp_path / "new.pt").exists()
 

@@ -278,8 +278,8 @@ def test_training_that_skips_steps_says_what_it_used():
 
 
 DAMAGE = [
-    ({"num_examples": 9}, r"num_examples'\] is 9 there and 8 here"),
-    ({"batch_size": 3}, r"batch_size'\] is 3 there and 2 here"),
+    ({"num_examples": 9}, r"num_examples'\] is 9, and must be 8"),
+    ({"batch_size": 3}, r"batch_size'\] is 3, and must be 2"),
     ({"epoch": "1"}, r"sampler\['epoch'\]"),
     ({"used": None}, r"sampler\['used'\]"),
     ({"used": -1}, "sampler"),

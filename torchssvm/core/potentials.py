@@ -209,8 +209,8 @@ class Potentials:
             self._read_lengths()
         low, high = self.min_length, self.max_length
         if low is not None and high is not None and (low < 1 or (longest is not None and high > longest)):
-            allowed = "at least 1" if longest is None else f"between 1 and the padded length {longest}"
-            raise ValueError(f"lengths must be {allowed}, got {lengths.tolist()}")
+            allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
+            raise ValueError(f"lengths must {allowed}, got {lengths.tolist()}")
 
     def _read_lengths(self) -> None:
         numbers = (None if self.lengths is None else read_numbers(self.lengths)) or []

@@ -362,7 +362,7 @@ def lists_of_rows(x: SparseFeatures, num_features: int, dtype: torch.dtype) -> L
 def _check_columns(columns: Tensor, num_features: int) -> None:
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
         raise ValueError(
-            f"x.columns has {int(columns.min())} to {int(columns.max())}: they must be 0 to {num_features - 1}, or -1"
+            f"x.columns has {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, or -1"
         )
 
 
