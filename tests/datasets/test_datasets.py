@@ -220,7 +220,7 @@ def test_datasets_of_one_kind_are_joined_and_numbered_anew():
         with pytest.raises(ValueError, match=r"features .*\[.*1\], \[.*2\]: join only datasets"):
             next(iter(in_order(ConcatDataset(pair), batch_size=18)))
     loader = DataLoader(joined, batch_size=9, collate_fn=whole.collate)
-    with pytest.raises(ValueError, match=r"gave an example twice.* ConcatDataset keep the numbers"):
+    with pytest.raises(ValueError, match=r"gave an example twice.* ConcatDataset keep their old numbers"):
         certify(head, DualState.for_head(head, 9, 0.3), loader)
     names = [NamedChains([[[name]]], [["A"]]) for name in ("a", "b")]
     for wrong in ([whole, others], names, [[1], [2]]):

@@ -253,7 +253,7 @@ def test_an_example_whose_size_changes_without_lengths():
     problem.head = WithoutLengths(problem.head)
     training = problem.train(storage=Labelings()).run([[k] for k in range(5)])
     batch = problem.batch([0])
-    with pytest.raises(ValueError, match=r"labelings of shape \[3\], and example 0 came with \[2\]"):
+    with pytest.raises(ValueError, match="labelings of example 0"):
         training.step(batch.replace(x=batch.x[:, :2], y=batch.y[:, :2]))
 
 

@@ -12,7 +12,7 @@ from torchssvm.core.batch import apply_head
 
 
 class TestMeanParts(StorageTestCase):
-    alternative = r"storage=MeanParts\(\) would take about .* MiB are allowed on cpu; storage=Weights\(\)"
+    alternative = r"storage=MeanParts\(\) takes about .* MiB allowed on cpu: storage=Weights\(\)"
 
     def make_storage(self):
         return MeanParts()
@@ -52,7 +52,7 @@ class TestMeanParts(StorageTestCase):
 
 
 class TestWeights(StorageTestCase):
-    alternative = r"storage=Weights\(\) would take about .* MiB are allowed on cpu; storage=MeanParts\(\)"
+    alternative = r"storage=Weights\(\) takes about .* MiB allowed on cpu: storage=MeanParts\(\)"
 
     def make_storage(self):
         return Weights()
@@ -64,7 +64,7 @@ class TestWeights(StorageTestCase):
 class TestLabelings(StorageTestCase):
     """What only labelings do is in test_labelings.py."""
 
-    alternative = r"storage=Labelings\(\) would take about .* MiB are allowed on cpu; Labelings\(capacity=\.\.\.\)"
+    alternative = r"storage=Labelings\(\) takes about .* MiB allowed on cpu: Labelings\(capacity=\.\.\.\)"
     capacity = 20
 
     def make_storage(self):
@@ -115,7 +115,7 @@ def test_the_storages_give_the_same_trajectory(seed, kind, sweeps, adjoint, othe
 
 def test_without_a_limit_the_machine_decides(monkeypatch):
     monkeypatch.setattr("torchssvm.dual.storage.available_memory", lambda device: 10)
-    with pytest.raises(MemoryError, match="MiB are allowed"):
+    with pytest.raises(MemoryError, match="MiB allowed"):
         multiclass(0).train().backward([0])
     monkeypatch.setattr("torchssvm.dual.storage.available_memory", lambda device: 2**40)
     assert multiclass(0).train().backward([0]) > 0

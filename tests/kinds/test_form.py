@@ -160,11 +160,6 @@ def test_a_kernel_that_makes_an_array_is_named_in_one_sentence(name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_room_is_made_by_a_function():
-    with pytest.raises(TypeError, match="room"):
-        Form((head := Head()), head.kind, head.weight.T, room=np.zeros(3))
-
-
 def test_other_errors_of_numba_stay_as_they_are():
     @njit
     def misspelt(kind):
@@ -264,7 +259,7 @@ def test_a_subclass_with_another_forward_is_not_taken_for_its_base():
 
 def test_weights_that_are_no_parameters_are_refused():
     head = Head()
-    with pytest.raises(TypeError, match="no whole parameter of Head"):
+    with pytest.raises(TypeError, match="must be all the parameters of Head"):
         Form(head, Subsets(4), head.weight.T.clone(), bias=head.bias, pairs=head.both.unsqueeze(0))
 
 
@@ -325,7 +320,7 @@ def test_weights_may_be_views_of_another_shape():
     "change, words",
     [
         (lambda x, y: (x, y.float()), "int64"),
-        (lambda x, y: (x, y + 2), r"Form\(labels=2\) takes 0 to 1"),
+        (lambda x, y: (x, y + 2), r"Form\(labels=2\)"),
         (lambda x, y: (x, torch.where(torch.arange(4) == 1, -1, y)), "-1 before a label"),
         (lambda x, y: (x, torch.where(torch.arange(4) == 3, -1, y)), "have 4, none of them -1"),
         (lambda x, y: (x, y[:, :3]), "another number of labels"),
@@ -350,7 +345,7 @@ def test_a_form_of_a_subclass_is_that_of_the_forward_before_it():
             return super().forward(x)
 
     assert isinstance(find_adapter(Told()), Form)
-    with pytest.raises(TypeError, match=r"its forward is that of Unknown, and its compiled_form is that of Head"):
+    with pytest.raises(TypeError, match=r"Unknown.* overrides forward"):
         find_adapter(Unknown())
 
 

@@ -269,7 +269,7 @@ def test_arguments_that_contradict_each_other():
     make = LinearChain(12, 26)
     with pytest.raises(TypeError, match=r"joint=5 must be JointTraining"):
         StructuredSVM(make, 0.1, features=Features(), joint=5)
-    with pytest.raises(ValueError, match="no attribute `structure`"):
+    with pytest.raises(TypeError, match="structure"):
         StructuredSVM(nn.Linear(2, 2), 0.1)
 
 

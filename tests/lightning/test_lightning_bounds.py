@@ -110,7 +110,7 @@ def test_the_average_is_certified_within_its_bounds(words):
 @pytest.mark.parametrize(
     ("bounds", "error", "words"),
     [
-        ({"pairs": (0.0, None)}, ValueError, "bounds names 'pairs'"),
+        ({"pairs": (0.0, None)}, ValueError, "bounds['pairs']"),
         ({"transition": 0.0}, ValueError, "bounds['transition']=0.0 must be a pair"),
         ({"transition": ("0", None)}, TypeError, "lower must be a number"),
     ],

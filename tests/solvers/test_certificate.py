@@ -136,7 +136,7 @@ def test_bad_batches_are_errors_and_change_nothing():
     before = training.snapshot()
     batch = problem.batch(range(6))
     for wrong, words in [
-        (batch.replace(index=batch.index + 1), "index holds 1 to 6"),
+        (batch.replace(index=batch.index + 1), "index has 1 to 6"),
         (batch.replace(y=torch.full_like(batch.y, 7)), "label 7"),
         (batch.replace(x=batch.x * torch.nan), "not finite"),
     ]:

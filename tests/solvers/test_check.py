@@ -210,7 +210,7 @@ NEGATIVE = {"loss": lambda *a: -RIGHT.loss(*a), "loss_potentials": loss_potentia
         ({"argmax": with_value(second_best, 0, bound=True)}, {ARGMAX, AUGMENTED}, "oracle's bound"),
         ({"loss_potentials": loss_potentials(lambda d, c: (2 * d, c))}, {DELTA}, "loss_potentials gives"),
         ({"loss_potentials": loss_potentials(lambda d, c: (d, c + 1))}, {DELTA}, "loss_potentials gives"),
-        (COSTLY, {FIT}, "own loss is not zero in examples [0, 1, 2, 3, 4]"),
+        (COSTLY, {FIT}, "is not zero in examples [0, 1, 2, 3, 4]"),
         ({**COSTLY, "check_target": lambda self, target, p: target}, {LOSS}, "loss(target, target) is [0.5"),
         (NEGATIVE, {LOSS}, "loss is [-"),
         ({"parts": lambda *a: RIGHT.parts(*a).flatten()}, {PARTS}, "shaped like the potentials"),

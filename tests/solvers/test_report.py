@@ -188,8 +188,8 @@ def test_evaluate_takes_a_dataset_and_names_what_is_no_batch():
     assert str(found) == "50.00 % of 4 examples wrong, loss 0.5"
     plain = DataLoader(TensorDataset(data.x, data.y), batch_size=2)
     for batches, message in (
-        (data[0], "batches gave a Tensor, not a Batch"),
-        (plain, "batches gave a list, not a Batch: give the DataLoader a collate_fn"),
+        (data[0], "must be a Batch"),
+        (plain, "must be a Batch"),
         (TensorDataset(data.x), r"batches is a TensorDataset: .* torchssvm.in_order\(dataset"),
     ):
         with pytest.raises(TypeError, match=message):

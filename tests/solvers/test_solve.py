@@ -172,7 +172,7 @@ def test_bad_input_changes_nothing():
         ((problem.head, data, 0.1, {"max_passes": 0}), ValueError, "max_passes=0"),
         ((problem.head, data, -1.0, {}), ValueError, "lam=-1"),
         ((problem.head, data, 0.1, {"solver": "fast"}), TypeError, "solver='fast' must be a torchssvm.Solver"),
-        ((problem.head, data, 0.1, {"solver": Solver(bounds={"edges": (0, 1)})}), ValueError, "bounds names 'edges'"),
+        ((problem.head, data, 0.1, {"solver": Solver(bounds={"edges": (0, 1)})}), ValueError, "'edges'"),
         ((problem.head, loss, data, {}), TypeError, "dataset"),
         ((problem.head, list(range(8)), 0.1, {}), ValueError, "has no method `collate`"),
         ((problem.head, [], 0.1, {}), ValueError, "dataset is empty"),

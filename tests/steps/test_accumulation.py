@@ -84,7 +84,7 @@ def test_a_block_cannot_move_twice_from_one_start(direction):
     training.backward([0, 1])
     training.backward([2, 1])
     before = training.snapshot()
-    with pytest.raises(ValueError, match=r"examples \[1\] came in two of the batches"):
+    with pytest.raises(ValueError, match=r"examples \[1\] came in two batches"):
         training.optim.step()
     assert_same(training.snapshot(), before)
     training.step([1, 2])

@@ -127,7 +127,7 @@ def test_decoding_that_is_not_exact_is_refused():
 
 def test_parts_of_other_values_are_refused():
     shares = Decisions(IntegerProgram(torch.ones(1, 3), [1.5], integrality=0, maximize=True))
-    with pytest.raises(ValueError, match=r"parts of rows \[0\] are neither 0 nor 2"):
+    with pytest.raises(ValueError, match=r"parts of rows \[0\] must be 0 or 2"):
         shares.max_marginals(torch.tensor([[1.0, 0.5, 0.2]]))
 
 

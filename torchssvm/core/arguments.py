@@ -1,10 +1,11 @@
-"""Checks of arguments, one for each kind of argument, and how errors and warnings name rows, lines and packages."""
+"""Checks of arguments, and the names of rows in errors."""
 
 from __future__ import annotations
 
 import math
 import numbers
 import operator
+import reprlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from contextlib import contextmanager
@@ -20,16 +21,12 @@ Kind = TypeVar("Kind")
 
 
 def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = None, advice: str = "") -> int:
-    """``value`` as an int from ``least`` to ``most``, NumPy's too, bools not; ``advice`` ends the error."""
-    if is_whole(value):
-        found = operator.index(value)
-        if least <= found and (most is None or found <= most):
-            return found
-    elif not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}={value!r} must be a whole number, not a {type(value).__name__}{advice}")
+    """``value`` as an int from ``least`` to ``most``; bools are refused, and ``advice`` ends the error."""
+    if is_whole(value) and least <= value and (most is None or value <= most):
+        return operator.index(value)
     allowed = f"at least {least}" if most is None else f"{least} to {most}"
-    allowed = allowed if least > -(2**63) else "of any sign"
-    raise ValueError(f"{name}={value!r} must be a whole number, {allowed}{advice}")
+    kind = ValueError if isinstance(value, numbers.Real) else TypeError
+    raise kind(f"{name}={value!r} must be a whole number, {allowed}{advice}")
 
 
 def is_whole(value: Any) -> bool:
@@ -38,7 +35,7 @@ def is_whole(value: Any) -> bool:
 
 
 def as_number(value: Any, name: str) -> float:
-    """``value`` as a float, infinite and NaN included; TypeError if it is no number: NumPy's are, bools are not."""
+    """``value`` as a float, infinite or NaN included; TypeError for bools and all that are not numbers."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} must be a number, not a {type(value).__name__}")
     return float(value)
@@ -48,13 +45,20 @@ def check_number(
     value: Any, name: str, least: float = -math.inf, *, above: float = -math.inf, finite: bool = True, advice: str = ""
 ) -> float:
     """``value`` as a float, at least ``least`` and more than ``above``; never NaN, nor infinite if ``finite``."""
-    found = as_number(value, name)
-    if found >= least and (found > above or above == -math.inf) and (not finite or math.isfinite(found)):
-        return found
+    number = as_number(value, name)
+    if number >= least and (number > above or above == -math.inf) and (not finite or math.isfinite(number)):
+        return number
     limits = [f"at least {least:g}"] if least > -math.inf else []
     limits += [f"more than {above:g}" if above else "positive"] if above > -math.inf else []
     limits += ["finite"] if finite else []
     raise ValueError(f"{name}={value} must be {' and '.join(limits) or 'a number'}{advice}")
+
+
+def check_type(value: Any, kind: Any, name: str, such: str) -> Any:
+    """``value``, if it is a ``kind``; else TypeError, which says that it must be ``such``."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}={reprlib.repr(value)} must be {such}, not a {type(value).__name__}")
+    return value
 
 
 def check_several(value: Any, name: str, form: str = "a list of numbers") -> None:
@@ -64,10 +68,7 @@ def check_several(value: Any, name: str, form: str = "a list of numbers") -> Non
 
 
 def check_readable(value: Any, name: str) -> None:
-    """Raise ValueError for what would be read otherwise than it is meant: masked arrays, sets, dictionaries.
-
-    NumPy reads what a mask hides, also in a list of masked arrays; the order of a set changes with the process.
-    """
+    """Raise ValueError for masked arrays, whose mask NumPy ignores, and for sets and dictionaries, without order."""
     several = isinstance(value, list | tuple)
     for place, array in enumerate(value if several else [value]):
         if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
@@ -80,16 +81,14 @@ def check_readable(value: Any, name: str) -> None:
 def places_of(labels: Sequence[Any]) -> dict[Any, int]:
     """The state of each label, its place in ``labels``; ValueError if one comes twice, or they have no order."""
     check_readable(labels, "labels")
-    found = {label: place for place, label in enumerate(labels)}
-    if len(found) < len(labels):
+    places = {label: place for place, label in enumerate(labels)}
+    if len(places) < len(labels):
         raise ValueError(f"labels={list(labels)} has a label twice: each is one state")
-    return found
+    return places
 
 
 def check_positive(value: Any, name: str) -> float:
     """``value`` as a float; ValueError if it is not positive and finite, TypeError if it is not a number."""
-    if isinstance(value, bool):
-        raise ValueError(f"{name}={value} must be positive and finite")
     return check_number(value, name, above=0.0)
 
 
@@ -100,15 +99,13 @@ def check_share(value: Any, name: str) -> None:
 
 
 def check_limit(value: Any, name: str = "memory_limit") -> int | None:
-    """A number of bytes as an int, checked by :func:`check_whole`; None, for no explicit limit, stays None."""
+    """A number of bytes as an int; None, for no explicit limit, stays None."""
     return None if value is None else check_whole(value, name, 0, advice=": a number of bytes, or None")
 
 
 def check_seed(value: Any, name: str = "seed") -> int:
-    """The seed of a random generator as an int; ValueError if it needs more than 64 bits."""
-    if is_whole(value) and not -(2**63) <= value < 2**64:
-        raise ValueError(f"{name}={value} must be a whole number of 64 bits")
-    return check_whole(value, name, -(2**63))
+    """The seed of a random generator as an int of at most 64 bits."""
+    return check_whole(value, name, -(2**63), most=2**64 - 1)
 
 
 def check_choice(value: Any, name: str, *allowed: Any) -> None:
@@ -119,7 +116,7 @@ def check_choice(value: Any, name: str, *allowed: Any) -> None:
 
 
 def check_flags(**given: Any) -> None:
-    """Raise TypeError for an argument that is neither True nor False: the string ``"no"`` would count as True."""
+    """Raise TypeError for an argument that is neither True nor False."""
     for name, value in given.items():
         if not isinstance(value, bool | np.bool_):
             raise TypeError(f"{name}={value!r} must be True or False")
@@ -133,9 +130,7 @@ def check_object(value: Any, name: str, method: str, such: str) -> None:
 
 def or_default(value: Kind | None, kind: type[Kind], name: str) -> Kind:
     """``value``, or ``kind()`` for None; TypeError for another kind."""
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name}={value!r} must be a torchssvm.{kind.__name__}(...), or None")
-    return value if value is not None else kind()
+    return kind() if value is None else check_type(value, kind, name, f"a torchssvm.{kind.__name__}(...), or None")
 
 
 def check_dataset(dataset: Any, name: str = "dataset") -> None:
@@ -147,8 +142,7 @@ def check_dataset(dataset: Any, name: str = "dataset") -> None:
 def check_parameters(params: Any, dual: str = "") -> None:
     """Raise TypeError if ``params`` is not an iterable of parameters, for example if it is a whole module."""
     if not isinstance(params, Iterable) or isinstance(params, Tensor | str):
-        advice = "pass its parameters: head.parameters()" if hasattr(params, "parameters") else "pass head.parameters()"
-        raise TypeError(f"params is a {type(params).__name__}: {advice}{dual}")
+        raise TypeError(f"params is a {type(params).__name__}: pass head.parameters(){dual}")
 
 
 def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
@@ -173,7 +167,7 @@ def check_costs(value: Tensor | None, name: str, count: int) -> Tensor | None:
 
 
 def read_numbers(tensor: Tensor) -> list[int] | None:
-    """The numbers of a tensor with one axis; None where none can be read: under ``torch.vmap``, in a graph."""
+    """The numbers of a tensor with one axis; None in a traced graph or under ``torch.vmap``."""
     if plain():
         return None
     try:
@@ -185,16 +179,12 @@ def read_numbers(tensor: Tensor) -> list[int] | None:
 
 
 NO_LABEL = (
-    ": a negative label marks padding, or a position without a label, and must not lie within an example's length. Did "
-    "the head get the lengths? Leave positions without a label out, as torchssvm.select_tokens(y >= 0, x, y) does for "
-    "sequences; or give them -100, an unknown label, to torchssvm.latent(head, dataset, lam), which completes it, or "
-    "to SoftmaxMargin(torchssvm.HiddenStates(structure)), which sums over all states. evaluate, too, takes HiddenStates"
+    ": negative labels are padding. Pass lengths to the head; drop unlabelled tokens by "
+    "torchssvm.select_tokens(y >= 0, x, y), or train -100 by torchssvm.latent or HiddenStates"
 )
 """The end of an error about a label such as -100."""
 
-OLD_NUMBERS = (
-    "items of a Subset or ConcatDataset keep the numbers that they had: give in_order(dataset), or join what they hold"
-)
+OLD_NUMBERS = "items of a Subset or ConcatDataset keep their old numbers: give in_order(dataset)"
 """The end of an error about an index."""
 
 
@@ -202,17 +192,14 @@ def check_length_form(lengths: Any, batch: int, form: str = ", one for each exam
     """``lengths``, if they are int64 ``[batch]``; else ValueError, which knows masks."""
     if isinstance(lengths, Tensor) and (lengths.dtype == torch.bool or (lengths.ndim == 2 and lengths.shape[1] > 1)):
         raise ValueError(
-            f"lengths must be int64 [{batch}], how many tokens each example has, and got a mask, {describe(lengths)}: "
-            "give mask.sum(1) where tokens come first, else x, y, lengths = torchssvm.select_tokens(mask, x, y)"
+            f"lengths must be int64 [{batch}] and got a mask, {describe(lengths)}: give mask.sum(1), or "
+            "x, y, lengths = torchssvm.select_tokens(mask, x, y)"
         )
     return check_int64(lengths, "lengths", (batch,), form)
 
 
 def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
-    """``value``, if it is a dense int64 tensor of this shape, such as labels, an index or lengths; else ValueError.
-
-    ``form`` says in the message what the numbers mean.
-    """
+    """``value``, if it is a dense int64 tensor of this shape; else ValueError, in which ``form`` follows the shape."""
     if (
         isinstance(value, Tensor)
         and value.dtype is torch.int64
@@ -229,7 +216,7 @@ def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
 
 
 def as_parents(parent: Any) -> Tensor:
-    """The parents of a tree's nodes as int64 ``[N]`` on the CPU; ValueError for no such list. No tree is checked."""
+    """A list of whole numbers as int64 ``[N]`` on the CPU; whether they are a tree is checked elsewhere."""
     check_readable(parent, "parent")
     try:
         tree = torch.as_tensor(parent).detach().cpu()
@@ -241,9 +228,7 @@ def as_parents(parent: Any) -> Tensor:
 
 
 def describe(value: Any) -> str:
-    """The end of an error message: a tensor's dtype and shape, or the type of any other value, with advice."""
-    if value is None:
-        return "NoneType"
+    """A tensor's dtype and shape, or the type of any other value, with advice, for the end of an error."""
     if not isinstance(value, Tensor):
         convertible = isinstance(value, list) or hasattr(value, "dtype")
         return f"a {type(value).__name__}" + (": make it a tensor by torch.as_tensor(...)" if convertible else "")
@@ -251,7 +236,7 @@ def describe(value: Any) -> str:
         return f"a {'nested' if value.is_nested else 'quantized'} tensor: make it a plain one"
     shown = f"{value.dtype} {list(value.shape)}"
     if value.is_meta:
-        return f"{shown} on the meta device, which holds no numbers: load the data on a real one"
+        return f"{shown} on the meta device: load the data on a real one"
     if value.layout is not torch.strided:
         return f"{shown}, sparse ({value.layout}): make it dense by .to_dense()"
     if value.dtype.is_complex:
@@ -267,7 +252,7 @@ _here = _Here()
 
 
 class naming:
-    """A context in which errors name row b of a batch as example ``index[b]``; None is a batch without numbers."""
+    """A context in which errors name row b of a batch as example ``index[b]``, unless the index is None."""
 
     def __init__(self, index: Tensor | None) -> None:
         self.index = index
@@ -280,7 +265,7 @@ class naming:
 
 
 def name_rows(index: Tensor) -> None:
-    """From here on to the end of the innermost :class:`naming`, errors name row b as example ``index[b]``."""
+    """Name row b as example ``index[b]`` in errors, until the innermost :class:`naming` ends."""
     _here.index = index
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from torchssvm.core.arguments import NO_LABEL, check_dataset, check_tensor, describe, naming, row_name
+from torchssvm.core.arguments import NO_LABEL, check_dataset, check_tensor, check_type, describe, naming, row_name
 from torchssvm.core.operators import upload
 from torchssvm.core.packages import is_ours
 from torchssvm.core.potentials import Potentials, as_potentials
@@ -46,7 +46,7 @@ class Batch:
         return iter((self.x, self.y, self.index, self.lengths))
 
     def __getitem__(self, place: Any) -> NoReturn:
-        """What ``DataLoader`` asks for where it was given no ``collate_fn``: TypeError."""
+        """Raise TypeError: a ``DataLoader`` without ``collate_fn`` calls this."""
         raise TypeError("a Batch has no items: give DataLoader(collate_fn=dataset.collate), or take in_order(dataset)")
 
     def replace(self, **changes: Any) -> Batch:
@@ -132,8 +132,8 @@ def apply_head(head: Any, batch: Batch) -> Potentials:
 
 def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
     """A function from indices to a batch, like a ``DataLoader`` without workers; no global generator is used."""
-    own = numbered(dataset, collate_fn)
-    return partial(_fetched, own, _collate_of(own, collate_fn if own is dataset else None))
+    part = numbered(dataset, collate_fn)
+    return partial(_fetched, part, _collate_of(part, collate_fn if part is dataset else None))
 
 
 def numbered(dataset: Any, collate_fn: Collate | None = None) -> Any:
@@ -143,31 +143,27 @@ def numbered(dataset: Any, collate_fn: Collate | None = None) -> Any:
 
 
 def _collate_of(dataset: Any, collate_fn: Collate | None) -> Collate:
-    """``collate_fn``, or that of the dataset, or of what a Subset or ConcatDataset is made of."""
-    if isinstance(dataset, DataLoader):
-        raise TypeError("dataset is a DataLoader: give the dataset, not the loader")
+    """``collate_fn``, or ``collate`` of the dataset, or of the datasets in a Subset or ConcatDataset."""
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
     if collate is not None:
         return collate
-    first, *others = [{"collate": getattr(own, "collate", None), **described(own)} for own in _parts(dataset)]
-    if others and (first["collate"] is None or any(own != first for own in others)):
-        raise ValueError(
-            "dataset is a ConcatDataset whose parts differ in `collate`, features or labels: join what they hold"
-        )
+    first, *others = [{"collate": getattr(part, "collate", None), **described(part)} for part in _parts(dataset)]
+    if others and (first["collate"] is None or any(other != first for other in others)):
+        raise ValueError("dataset is a ConcatDataset whose parts differ in `collate`, features or labels: join them")
     if first["collate"] is None:
         raise ValueError(
-            f"{type(dataset).__name__} has no method `collate`, which makes a Batch of items: use "
-            "torchssvm.datasets.PaddedDataset(x, y, lengths), give collate_fn, or set dataset.collate"
+            f"dataset={type(dataset).__name__} has no method `collate`, which makes a Batch: use "
+            "torchssvm.datasets.PaddedDataset(x, y, lengths), or give collate_fn"
         )
     return first["collate"]
 
 
 def _parts(dataset: Any) -> list[Any]:
-    """What a Subset or ConcatDataset, and those in it, are made of."""
+    """The datasets below nested Subsets and ConcatDatasets."""
     if isinstance(dataset, Subset):
         return _parts(dataset.dataset)
     joined = isinstance(dataset, ConcatDataset)
-    return [part for own in dataset.datasets for part in _parts(own)] if joined else [dataset]
+    return [part for inner in dataset.datasets for part in _parts(inner)] if joined else [dataset]
 
 
 def _fetched(dataset: Any, collate: Collate, index: Sequence[int]) -> Batch:
@@ -187,10 +183,9 @@ def in_order(
 
     Args:
         collate_fn: Makes a ``Batch`` from a list of items; None means ``dataset.collate``.
-        lengths: ``[n]`` int64, the length of each example. If given, examples come in ascending order of length, so
-            that little is padded; a batch of typical lengths comes first, as memory is estimated from it. Batches of
-            long examples are smaller: examples times the square of the largest length
-            is at most what it is for ``batch_size`` examples of the mean square.
+        lengths: ``[n]`` int64, the length of each example. If given, examples come in ascending order of length, which
+            saves padding; a batch of typical lengths comes first, from which memory is estimated. Batches of long
+            examples are smaller: examples times the squared largest length is at most ``batch_size`` mean squares.
 
     Raises:
         ValueError: There is neither ``collate_fn`` nor ``dataset.collate``; or ``lengths`` is not of the dataset's
@@ -213,8 +208,8 @@ def rows_in_order(examples: range, batch_size: int, lengths: Tensor | None = Non
     """The examples of every batch of :func:`in_order`; ``lengths`` ``[n]`` is of all examples."""
     if lengths is None:
         return [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
-    own = lengths[examples.start : examples.stop]
-    return [[examples[row] for row in rows] for rows in _of_similar_length(own, batch_size)]
+    chosen = lengths[examples.start : examples.stop]
+    return [[examples[row] for row in rows] for rows in _of_similar_length(chosen, batch_size)]
 
 
 def _of_similar_length(lengths: Tensor, batch_size: int) -> list[Sequence[int]]:
@@ -230,8 +225,8 @@ def _of_similar_length(lengths: Tensor, batch_size: int) -> list[Sequence[int]]:
         if end == num_examples or size > batch_size or size * squares[end] > most:
             rows.append(numbers[start:end])
             start = end
-    # What a training set takes is estimated from its first batch: one of mean length, not the shortest.
-    typical = next((k for k, own in enumerate(rows) if float(lengths[own[-1]]) ** 2 >= mean), 0)
+    # The memory of a training set is estimated from its first batch: one of mean length, not the shortest.
+    typical = next((k for k, batch in enumerate(rows) if float(lengths[batch[-1]]) ** 2 >= mean), 0)
     return [*rows[typical : typical + 1], *rows[:typical], *rows[typical + 1 :]]
 
 
@@ -259,7 +254,7 @@ class _InOrder:
 
 
 def restrict(batches: Iterable[Batch], examples: range) -> Iterable[Batch]:
-    """The batches of these examples; those of :func:`in_order` fetch no others. ValueError where one mixes both."""
+    """The batches of these examples; ValueError for a batch that mixes them with others."""
     if isinstance(batches, _InOrder):
         yield from batches.within(examples)
         return
@@ -271,7 +266,7 @@ def restrict(batches: Iterable[Batch], examples: range) -> Iterable[Batch]:
         elif any(inside):
             raise ValueError(
                 f"batches mixes examples of this process, {examples.start} to {examples.stop - 1}, with others: give "
-                "in_order(dataset), or batches of the examples in dual.own"
+                "in_order(dataset)"
             )
 
 
@@ -291,27 +286,23 @@ def lengths_of(dataset: Any) -> Tensor | None:
 
 
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
-    """``batches``, if batches can be read from it; those of a map-style dataset with ``collate`` are made here."""
+    """``batches``, if it yields batches; a map-style dataset with ``collate`` is batched here."""
     if isinstance(batches, Subset | ConcatDataset) or (hasattr(batches, "collate") and hasattr(batches, "__len__")):
         return pass_over(batches)
-    if isinstance(batches, Batch) or not isinstance(batches, Iterable):
+    if isinstance(batches, Batch) or not isinstance(batches, Iterable) or (reread and isinstance(batches, Iterator)):
+        again = " that can be read again" if reread else ""
         raise TypeError(
-            f"batches is a {type(batches).__name__}: give a list of Batch, a DataLoader, or torchssvm.in_order(dataset)"
-        )
-    if reread and isinstance(batches, Iterator):
-        raise TypeError(
-            f"batches is a {type(batches).__name__}, which can be read only once: give torchssvm.in_order(dataset)"
+            f"batches is a {type(batches).__name__}: give a list of Batch, a DataLoader, or "
+            f"torchssvm.in_order(dataset){again}"
         )
     return batches
 
 
 def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None = None) -> None:
-    """Raise ValueError where both say ``in_features`` or ``num_states``, and the dataset others than head or structure.
+    """Raise ValueError if the dataset has other ``in_features`` or ``num_states`` than head or structure.
 
-    Or where the dataset has unknown labels, and the structure does not complete them.
-
-    ``data`` is the dataset, or what reads its batches. A ``collate_fn``, a head and a structure of the user's own may
-    make other features and states of them.
+    Or if it has unknown labels that the structure does not complete. ``data`` is the dataset, or reads its batches.
+    Nothing is compared for a user's ``collate_fn``, head or structure, which may change features and states.
     """
     dataset, collate = data, collate_fn
     if isinstance(data, _InOrder):
@@ -325,22 +316,17 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
     if (place := getattr(dataset, "first_unknown", None)) is not None and not hasattr(structure, "complete"):
         raise ValueError(f"dataset.y has label -100 at position {place[1]} of example {place[0]}{NO_LABEL}")
     for name, owner in (("in_features", head), ("num_states", structure)):
-        own, found = getattr(owner, name, None), getattr(dataset, name, None)
-        if is_ours(type(owner)) and isinstance(own, int) and isinstance(found, int) and own != found:
+        size, given = getattr(owner, name, None), getattr(dataset, name, None)
+        if is_ours(type(owner)) and isinstance(size, int) and isinstance(given, int) and size != given:
             raise ValueError(
-                f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
-                "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels, and where "
-                "they are numbers or hashed, the same num_features or in_features"
+                f"the dataset has {name}={given} and the head {name}={size}: make the test set with "
+                "vocabulary=train.vocabulary and labels=train.labels, or the same num_features"
             )
 
 
 def as_batch(batch: Any) -> Batch:
     """``batch``, if it is a batch; else TypeError."""
-    if not isinstance(batch, Batch):
-        raise TypeError(
-            f"batches gave a {type(batch).__name__}, not a Batch: give the DataLoader a collate_fn, dataset.collate"
-        )
-    return batch
+    return check_type(batch, Batch, "an item of batches", "a Batch, as DataLoader(collate_fn=dataset.collate) makes it")
 
 
 def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -395,18 +381,19 @@ NAMES = ("vocabulary", "labels")
 
 
 def described(dataset: Any) -> dict[str, Any]:
-    """What describes columns and states of a dataset: their numbers and, where features have names, the names."""
+    """The numbers of features and states of a dataset and, if features have names, the names."""
     dataset = _parts(dataset)[0]
-    sizes = {name: own for name in SIZES if isinstance(own := getattr(dataset, name, None), int)}
+    sizes = {name: size for name in SIZES if isinstance(size := getattr(dataset, name, None), int)}
     names = {name: getattr(dataset, name) for name in NAMES if hasattr(dataset, name)}
     return sizes | (names if "vocabulary" in names else {})
 
 
 class Part:
-    """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
+    """Some examples of a dataset as a dataset numbered from 0; an item is its number.
 
-    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks. What describes
-    columns and states, such as ``in_features``, ``vocabulary`` and, with it, ``labels``, is that of ``dataset``.
+    ``torch.utils.data.Subset`` keeps the numbers of the whole dataset, which name other examples' dual blocks.
+    Attributes that describe features and states, such as ``in_features`` and ``vocabulary``, are copied from
+    ``dataset``.
 
     Args:
         rows: Which examples, by their places in ``dataset``; int64 ``[m]`` as an attribute.
@@ -422,7 +409,7 @@ class Part:
         self._fetch = partial(_fetched, dataset, _collate_of(dataset, collate_fn))
         lengths = lengths_of(dataset)
         self.lengths = None if lengths is None else lengths.cpu()[self.rows]
-        if collate_fn is None:  # one of the user's own may make other features
+        if collate_fn is None:  # a user's function may make other features
             vars(self).update(described(dataset))
 
     def __len__(self) -> int:

@@ -37,12 +37,12 @@ def whole_file(path: str | os.PathLike[str], *, keep_previous: bool = False) -> 
     before = previous(path)
     for taken in (path, before) if keep_previous else (path,):
         if taken.exists() and not taken.is_file():
-            raise IsADirectoryError(f"{taken} is not a file, and cannot be replaced by one: give another path")
+            raise IsADirectoryError(f"{taken} is a folder: give another path")
     path.parent.mkdir(parents=True, exist_ok=True)
     left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")  # of killed processes
-    for found in path.parent.iterdir():
-        if left.fullmatch(found.name):
-            found.unlink(missing_ok=True)
+    for file_path in path.parent.iterdir():
+        if left.fullmatch(file_path.name):
+            file_path.unlink(missing_ok=True)
     partial, second = _beside(path), _beside(path)
     try:
         with open(partial, "xb") as file:
@@ -84,7 +84,7 @@ def previous(path: Path) -> Path:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a file from ``torch.save``, or None; ``torch.load`` does not verify the checksums."""
+    """A description of the damage of a file from ``torch.save``, or None; ``torch.load`` verifies no checksums."""
     if not path.exists():
         return f"there is no checkpoint {path}"
     try:

@@ -1,10 +1,10 @@
-"""What training asks of a head: that it is linear in its weights, and the gradients of each example.
+"""The linearity check of a head, and the gradients of single examples.
 
-Those of each example come from the head's own ``adjoint`` where it gives one, else from ``torch.func``,
-``vmap(vjp(head))`` on the inputs that it was called with, else from one backward pass for every example.
+Gradients of single examples come from the head's ``adjoint`` if it has one, else from ``torch.func``,
+``vmap(vjp(head))`` on the inputs of its last call, else from one backward pass for every example.
 
-What ``torch.func`` finds is compared with autograd's gradient of the batch at every call. So whether it is taken
-depends on the head and on this call alone, never on earlier calls, and a resumed run repeats it to the bit.
+Gradients of ``torch.func`` are compared with autograd's gradient of the batch at every call. The choice depends on the
+head and on this call alone, so that a resumed run repeats it to the bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def largest_feature(dtype: torch.dtype) -> float:
 
 
 def knows_padding(features: nn.Module) -> str | None:
-    """``"lengths"`` or ``"attention_mask"``, if ``forward`` has such a parameter; of a wrapped module, that inside."""
+    """``"lengths"`` or ``"attention_mask"``, if ``forward`` has such a parameter; wrappers are unwrapped."""
     inside = getattr(features, "_orig_mod", features)
     if isinstance(inside, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return knows_padding(inside.module)
@@ -45,27 +45,26 @@ def knows_padding(features: nn.Module) -> str | None:
 
 
 def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -> Any:
-    """``features(x)``, and ``lengths=`` or ``attention_mask=`` where there are lengths and ``forward`` takes it.
+    """``features(x)``, with ``lengths=`` or ``attention_mask=`` if ``forward`` takes it; ``lengths`` is ``[B]`` int64.
 
-    Of an output with ``last_hidden_state``, as encoders of ``transformers`` return it, that is taken. ``lengths`` are
-    ``[B]`` int64.
+    Of the output of an encoder of ``transformers``, ``last_hidden_state`` is returned.
     """
     how = None if lengths is None else knows_padding(features)
     if how == "lengths":
-        found = features(x, lengths=lengths)
+        output = features(x, lengths=lengths)
     elif how is not None and lengths is not None:
-        found = features(x, attention_mask=(torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)).long())
+        output = features(x, attention_mask=(torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)).long())
     else:
-        found = features(x)
-    return getattr(found, "last_hidden_state", found)
+        output = features(x)
+    return getattr(output, "last_hidden_state", output)
 
 
 @torch.no_grad()
 def check_padded_ids(features: nn.Module, x: Any, lengths: Tensor | None) -> bool:
     """Raise ValueError if the shortest example of a batch of ids has other features without its padding.
 
-    ``features`` are called in evaluation mode, on their device. Returns whether no other batch needs to be looked at:
-    this one had padding, or ``features`` knows it, or does not give features to each id.
+    ``features`` are called in evaluation mode, on their device. Returns whether the check is done: the batch had
+    padding, or ``features`` takes lengths, or does not return features for each id.
     """
     if not isinstance(x, Tensor) or x.is_floating_point() or knows_padding(features) is not None:
         return True
@@ -75,21 +74,21 @@ def check_padded_ids(features: nn.Module, x: Any, lengths: Tensor | None) -> boo
     row, length, device = int(sizes.argmin()), int(sizes.min()), device_of(features)
     row_x = x[row : row + 1].to(device)
     kind, devices = generators_of([device])
-    buffers = [(own, own.clone()) for own in features.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in features.buffers()]
     with evaluating(features), state_kept(features), torch.random.fork_rng(devices, device_type=kind):
         padded, alone = apply_features(features, row_x), None
         if isinstance(padded, Tensor) and padded.shape[:2] == row_x.shape[:2]:
             padded = padded[:, :length].clone()
             with suppress(RuntimeError):  # it takes one length only
                 alone = apply_features(features, row_x[:, :length])
-        for there, before in buffers:
-            there.copy_(before)
+        for buffer, before in buffers:
+            buffer.copy_(before)
     if alone is None:
         return True
     if float((alone - padded).abs().amax()) > 1e-3 * float(alone.abs().amax()):
         raise ValueError(
-            f"{type(features).__name__} gives ids other features where they are padded: its forward must take lengths, "
-            "[B], or attention_mask, [B, N], and leave the padding out"
+            f"features={type(features).__name__} depend on the padding: forward must take lengths, [B], or "
+            "attention_mask, [B, N], and ignore the padding"
         )
     return True
 
@@ -98,7 +97,7 @@ def check_padded_ids(features: nn.Module, x: Any, lengths: Tensor | None) -> boo
 def evaluating(module: Any) -> Iterator[None]:
     """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode.
 
-    Modes are set without ``eval()`` and ``train()``, in which modules of others may change their weights.
+    Modes are set without ``eval()`` and ``train()``, which may change the weights of users' modules.
     """
     modes = [(part, part.training) for part in module.modules()] if isinstance(module, nn.Module) else []
     try:
@@ -110,17 +109,16 @@ def evaluating(module: Any) -> Iterator[None]:
             part.training = training
 
 
-_CALL = "_torchssvm_call"  # the attribute of a head's output that says how it was made
+_CALL = "_torchssvm_call"  # the attribute of potentials with their HeadCall
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")  # not called; forward pre-hooks may make weights
 _LONG = 1000  # entries of a list or a dict that is not copied in every step
 
 
 class HeadCall:
-    """How a head was called, to call it again for each example.
+    """The arguments of a head's call, to call it again for each example.
 
-    It is an attribute of the potentials, where Python's garbage collector sees it: a head may keep its potentials, and
-    so may its inputs. A note at the graph, or in a table of this module, would keep all of them for ever. Versions are
-    those of torch, by the id of each of the potentials: whoever writes to a tensor afterwards makes it another one.
+    It is an attribute of the potentials, so that Python's garbage collector can free cycles of head, potentials and
+    inputs. Torch's version counters tell whether a tensor was written to afterwards.
     """
 
     def __init__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]) -> None:
@@ -134,10 +132,7 @@ class HeadCall:
 
 
 def remember_call(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """Leave at the potentials which call of ``head`` made them, for as long as they live.
-
-    Nothing is left within a transform of ``torch.func``. A head that knows its own adjoint needs no call.
-    """
+    """Note at the potentials the call of ``head`` that made them; within a transform of ``torch.func``, do nothing."""
     if transformed():
         return
     outputs = [tensor for tensor in as_potentials(output).tensors.values() if tensor.grad_fn is not None]
@@ -147,7 +142,7 @@ def remember_call(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def call_of(potentials: Potentials, parameters: Sequence[Tensor]) -> tuple[nn.Module, Any] | None:
-    """The head that made the potentials of these parameters, and its inputs, where all are known and as they were."""
+    """The head that made the potentials of these parameters, and its inputs; None if unknown or written to."""
     outputs = list(potentials.tensors.values())
     call = getattr(outputs[0], _CALL, None)
     if not isinstance(call, HeadCall) or any(getattr(tensor, _CALL, None) is not call for tensor in outputs):
@@ -155,16 +150,16 @@ def call_of(potentials: Potentials, parameters: Sequence[Tensor]) -> tuple[nn.Mo
     head = call.head()
     if head is None or not potentials.batch_size or call.input_versions != _versions(call.inputs):
         return None
-    own = list(head.parameters())
-    same = len(own) == len(parameters) and all(a is b for a, b in zip(own, parameters, strict=True))
+    weights = list(head.parameters())
+    same = len(weights) == len(parameters) and all(a is b for a, b in zip(weights, parameters, strict=True))
     untouched = all(call.output_versions.get(id(tensor)) == tensor._version for tensor in outputs)
     return (head, call.inputs) if same and untouched else None
 
 
 def patterns(inputs: Any, size: int) -> Iterator[tuple[bool, ...]]:
-    """Which of the tensors may have an axis of examples: those as long as the batch; then fewer, at most 8 choices.
+    """At most 8 guesses which tensors have an axis of examples: all as long as the batch, then fewer.
 
-    A tensor that all examples share may be as long as the batch by chance. A batch of one example is the call itself.
+    A tensor that all examples share may be as long as the batch by chance.
     """
     fit = [t.ndim > 0 and len(t) == size for t in tree_tensors(inputs)]
     if size == 1:
@@ -180,20 +175,19 @@ def of_each(
 ) -> tuple[list[Tensor], Parts]:
     """``Phi_i^T parts_i`` for each parameter ``[B, *shape]``, and, to ``respond``, ``Phi_i Phi_i^T parts_i``.
 
-    ``batched`` says which tensors of the inputs, arguments and keyword arguments, have an axis of examples. Raises
-    whatever the head raises when its inputs are those of a transform.
+    ``batched`` says which tensors of the inputs have an axis of examples. The head may raise any error.
     """
     weights = {name: parameter.detach() for name, parameter in head.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
     tensors = [tensor.detach() for tensor in tree_tensors(inputs)]
 
-    def one(own: list[Tensor], part: Parts) -> tuple[list[Tensor], Parts]:
-        alone = [t.unsqueeze(0) if its else t for t, its in zip(own, batched, strict=True)]
+    def one(example: list[Tensor], part: Parts) -> tuple[list[Tensor], Parts]:
+        alone = [t.unsqueeze(0) if its else t for t, its in zip(example, batched, strict=True)]
         args, kwargs = tree_replace(inputs, alone)
 
         def potentials_of(weights: dict[str, Tensor]) -> Parts:
-            found = as_potentials(functional_call(head, {**buffers, **weights}, args, kwargs)).tensors
-            return {name: found[name].squeeze(0) for name in part}
+            output = as_potentials(functional_call(head, {**buffers, **weights}, args, kwargs)).tensors
+            return {name: output[name].squeeze(0) for name in part}
 
         gradient = vjp(potentials_of, weights)[1](part)[0]
         # Potentials are linear in the weights: along a gradient they change by their value at it.
@@ -207,20 +201,20 @@ def of_each(
 
 @contextmanager
 def state_kept(head: nn.Module) -> Iterator[None]:
-    """Put back what calls change in the attributes of ``head``, and in short lists and dicts; hooks see no call."""
+    """Restore the attributes of ``head`` afterwards, and the contents of short lists, dicts and sets among them."""
     attributes = [vars(module) for module in head.modules()]
-    inside = [value for own in attributes for value in own.values()]
-    short = [value for value in inside if isinstance(value, list | dict | set) and len(value) < _LONG]
-    held: list[tuple[Any, Any]] = [(value, value.copy()) for value in [*short, *attributes]]
+    values = [value for each in attributes for value in each.values()]
+    short = [value for value in values if isinstance(value, list | dict | set) and len(value) < _LONG]
+    copies: list[tuple[Any, Any]] = [(value, value.copy()) for value in [*short, *attributes]]
     try:
         yield
     finally:
-        for there, before in held:
-            if isinstance(there, list):
-                there[:] = before
+        for value, before in copies:
+            if isinstance(value, list):
+                value[:] = before
             else:
-                there.clear()
-                there.update(before)
+                value.clear()
+                value.update(before)
 
 
 def _versions(inputs: Any) -> list[int]:
@@ -228,11 +222,10 @@ def _versions(inputs: Any) -> list[int]:
 
 
 def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> str | None:
-    """Say why ``head(*args, **kwargs)`` is not linear in the head's weights; None if it is linear.
+    """An error message if ``head(*args, **kwargs)`` is not linear in the head's weights; None if it is linear.
 
-    Compares ``head(2 u - 3 v)`` with ``2 head(u) - 3 head(v)`` for random weights u, v, and ``head(0)`` with 0. Neither
-    the weights nor the head's attributes nor the global random state change. The head runs with the current precision
-    settings; if rounding of matrix products is the only cause, the message says so.
+    Compares ``head(2 u - 3 v)`` with ``2 head(u) - 3 head(v)`` for random weights u, v, and ``head(0)`` with 0, at the
+    current precision of matrix products. Weights, attributes and the global random state do not change.
     """
     device = device_of(head)
     error = _examine(head, args, kwargs)
@@ -248,21 +241,18 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def generators_of(devices: Iterable[torch.device]) -> tuple[str, list[int]]:
-    """The type and indices of the accelerators among ``devices``, for ``fork_rng``, which else takes all."""
-    found = {(device.type, device.index or 0) for device in devices if device.type in ("cuda", "xpu")}
-    kind = min((kind for kind, _ in found), default="cuda")
-    return kind, sorted(number for its, number in found if its == kind)
+    """The type and the indices of the accelerators among ``devices``, for ``fork_rng``."""
+    accelerators = {(device.type, device.index or 0) for device in devices if device.type in ("cuda", "xpu")}
+    kind = min((kind for kind, _ in accelerators), default="cuda")
+    return kind, sorted(number for its, number in accelerators if its == kind)
 
 
 def _convolution_advice(head: nn.Module, device: torch.device) -> str:
-    """Advice if the head has convolutions that CUDA rounds to TF32, which is torch's default; else an empty string."""
+    """Advice if CUDA rounds the head's convolutions to TF32; else an empty string."""
     convolves = any(isinstance(part, _ConvNd) for part in head.modules())
     if device.type != "cuda" or not convolves or not torch.backends.cudnn.allow_tf32:
         return ""
-    return (
-        ". It has convolutions, and torch rounds their factors to tf32 on CUDA devices: set "
-        "torch.backends.cudnn.allow_tf32 = False first"
-    )
+    return ". CUDA rounds its convolutions to tf32: set torch.backends.cudnn.allow_tf32 = False"
 
 
 def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str | None:
@@ -276,49 +266,46 @@ def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
 
     def evaluate(values: dict[str, Tensor]) -> Parts:
         buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
-        found = as_potentials(functional_call(head, {**buffers, **values}, args, kwargs)).tensors
-        return {name: _once(tensor) for name, tensor in found.items()}
+        output = as_potentials(functional_call(head, {**buffers, **values}, args, kwargs)).tensors
+        return {name: _once(tensor) for name, tensor in output.items()}
 
     u, v = random_weights(), random_weights()
-    held = [*weights.values(), *head.buffers(), *tree_tensors((args, kwargs or {}))]
-    kind, devices = generators_of(tensor.device for tensor in held)
+    tensors = [*weights.values(), *head.buffers(), *tree_tensors((args, kwargs or {}))]
+    kind, devices = generators_of(tensor.device for tensor in tensors)
     with torch.no_grad(), state_kept(head), torch.random.fork_rng(devices, device_type=kind):
         at_zero = evaluate({name: torch.zeros_like(p) for name, p in weights.items()})
         for name, tensor in at_zero.items():
             if bool((tensor.nan_to_num(0.0) != 0).any()):
                 return (
-                    f"the potentials {name!r} of {type(head).__name__} are not zero when all its weights are: the "
-                    "head adds a constant that is not trained. Move it into the features, or make it a parameter"
+                    f"the potentials {name!r} of {type(head).__name__} are not zero when its weights are: move the "
+                    "constant into the features, or make it a parameter"
                 )
         at_u, at_v = evaluate(u), evaluate(v)
         both = evaluate({name: 2 * u[name] - 3 * v[name] for name in u})
         for name, tensor in both.items():
             expected = 2 * at_u[name] - 3 * at_v[name]
             if not bool(torch.isfinite(expected).all()):
-                continue  # features that are not finite raise another error, which names the rows
+                continue  # features that are not finite raise another error
             size = at_u[name].abs().sum() + at_v[name].abs().sum()
             if float((tensor - expected).abs().sum()) > 1e3 * torch.finfo(tensor.dtype).eps * float(size):
                 return (
                     f"the potentials {name!r} of {type(head).__name__} are not linear in its weights: "
-                    "head(2 u - 3 v) differs from 2 head(u) - 3 head(v). Look for an activation, a normalisation or "
-                    "dropout in the head, and move it into the features"
+                    "move activations, normalisation and dropout into the features"
                 )
     return None
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """One copy along each axis that is expanded: tables that all examples share are large."""
+    """One entry along each expanded axis: tables that all examples share are large."""
     for axis, step in enumerate(tensor.stride()):
         tensor = tensor.narrow(axis, 0, 1) if step == 0 and tensor.shape[axis] else tensor
     return tensor
 
 
 class _CheckOnce:
-    """A forward hook that checks a head's linearity at its first call, and again if products are made less precise
-    later.
+    """A forward hook that checks linearity at the first call, and again if matrix products become less precise.
 
-    It records each call with its potentials, for per-example gradients. It does nothing under ``torch.compile`` and
-    ``torch.export``.
+    It records each call for per-example gradients. It does nothing under ``torch.compile`` and ``torch.export``.
     """
 
     def __init__(self) -> None:
@@ -364,7 +351,7 @@ def check_at_first_call(head: nn.Module) -> None:
 
 
 _MOST = 1 << 28  # bytes of the gradients that are kept for a step, where they are made unasked
-_TOLERANCE = 1e-3  # of what torch.func finds, against autograd: other answers than rounding's are wrong in every digit
+_TOLERANCE = 1e-3  # of gradients of torch.func against autograd: wrong ones differ by far more than rounding
 
 _told: WeakSet[nn.Module] = WeakSet()
 """Heads whose user has been told that they give no gradients of single examples."""
@@ -374,11 +361,11 @@ def per_example_adjoint(
     potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
 ) -> list[Tensor]:
     """``Phi_i^T parts_i`` for every example i and parameter, ``[B, *parameter.shape]``, dense unless ``sparse``."""
-    found = _own_adjoint(potentials, parts, parameters)
-    if found is None and (made := _by_func(potentials, parts, parameters)):
-        found = made[0]
-    if found is not None:
-        return found if sparse else [dense(gradient) for gradient in found]
+    each = _given_adjoint(potentials, parts, parameters)
+    if each is None and (made := _by_func(potentials, parts, parameters)):
+        each = made[0]
+    if each is not None:
+        return each if sparse else [dense(gradient) for gradient in each]
     result = [p.new_zeros(potentials.batch_size, *p.shape) for p in parameters]
     for row in range(potentials.batch_size):
         gradients = adjoint(potentials, {name: _only(tensor, row) for name, tensor in parts.items()}, parameters)
@@ -390,14 +377,14 @@ def per_example_adjoint(
 def cheap_adjoint(
     potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], kept: int = 0
 ) -> list[Tensor] | None:
-    """As :func:`per_example_adjoint`, sparse tensors left sparse; None where it takes a backward pass an example.
+    """As :func:`per_example_adjoint`, possibly sparse; None if it would take a backward pass an example.
 
-    And where the head gives no ``adjoint`` and the gradients would be more than 2^28 bytes (256 MiB), with the ``kept``
-    bytes of others that wait for the same step.
+    Also None if the head has no ``adjoint`` and the gradients, with the ``kept`` bytes of others that wait for the same
+    step, would take more than 2^28 bytes (256 MiB).
     """
-    found = _own_adjoint(potentials, parts, parameters)
-    if found is not None:
-        return found
+    given = _given_adjoint(potentials, parts, parameters)
+    if given is not None:
+        return given
     size = kept + potentials.batch_size * sum(p.numel() * p.element_size() for p in parameters)
     if size <= _MOST:
         made = _by_func(potentials, parts, parameters)
@@ -407,24 +394,24 @@ def cheap_adjoint(
     return None
 
 
-def _own_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor] | None:
+def _given_adjoint(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> list[Tensor] | None:
     if potentials.adjoint is None:
         return None
     with full_precision(potentials.device):
         gradients = list(potentials.adjoint(parts))
     if [g.shape[1:] for g in gradients] != [p.shape for p in parameters]:
         raise ValueError(
-            f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}; expected [B, *shape] for "
-            f"each parameter in the order of head.parameters(): {[list(p.shape) for p in parameters]}"
+            f"the head's adjoint returned shapes {[list(g.shape) for g in gradients]}: they must be [B, *shape] for "
+            f"each of head.parameters(), {[list(p.shape) for p in parameters]}"
         )
     return gradients
 
 
 def gram_product(potentials: Potentials, parts: Parts, parameters: Sequence[Tensor]) -> Parts:
-    """``Phi_i Phi_i^T parts_i`` for every example: the change of its potentials along its own gradient.
+    """``Phi_i Phi_i^T parts_i`` for every example: the change of its potentials along its gradient.
 
-    Uses the head's own ``gram_product`` where it gives one, else ``torch.func`` as :func:`per_example_adjoint` does,
-    else two backward passes for every example.
+    Uses the head's ``gram_product`` if it has one, else ``torch.func`` as :func:`per_example_adjoint` does, else two
+    backward passes for every example.
 
     Raises:
         ValueError: The head's ``gram_product`` gave other shapes.
@@ -445,11 +432,11 @@ def _gram_product_by_autograd(potentials: Potentials, parts: Parts, parameters: 
         with torch.enable_grad():
             inputs = [_only(parts[name], row).requires_grad_() for name in names]
             outputs = [potentials.tensors[name] for name in names]
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 outputs, list(parameters), inputs, retain_graph=True, create_graph=True, allow_unused=True
             )
-            # The backward pass is linear in what goes into it: differentiating it once more is the forward pass.
-            used = [g for g in found if g is not None and g.requires_grad]
+            # The backward pass is linear in its input: differentiating it is the forward pass.
+            used = [g for g in gradients if g is not None and g.requires_grad]
             changes = torch.autograd.grad(used, inputs, [g.detach() for g in used], allow_unused=True) if used else []
         for name, change in zip(names, changes, strict=False):
             if change is not None:
@@ -470,8 +457,8 @@ def adjoint(
             retain_graph=True,
             allow_unused=True,
         )
-    found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-    return found if sparse else [dense(gradient) for gradient in found]
+    filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    return filled if sparse else [dense(gradient) for gradient in filled]
 
 
 def combine(gradients: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
@@ -493,7 +480,7 @@ def _only(tensor: Tensor, row: int) -> Tensor:
 def _by_func(
     potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, respond: bool = False
 ) -> tuple[list[Tensor], Parts] | None:
-    """What :func:`of_each` finds, where autograd finds the same; else None, and the user is told why, once."""
+    """The result of :func:`of_each` if autograd agrees; else None, with one warning."""
     if (call := call_of(potentials, parameters)) is None:
         return None
     factors = torch.arange(1.0, potentials.batch_size + 1.0, device=potentials.device).sqrt()  # tell examples apart
@@ -502,19 +489,19 @@ def _by_func(
     with full_precision(potentials.device):
         for batched in patterns(call[1], potentials.batch_size):
             try:
-                found = of_each(*call, batched, parts, respond)
+                each = of_each(*call, batched, parts, respond)
                 try:
                     expected = expected or adjoint(potentials, scale(parts, factors), parameters)
                 except RuntimeError:  # the graph is used up: no step can follow
-                    return found
-                if _agree(combine(found[0], factors), expected):
-                    return found
-                reason = reason or "what torch.func finds for each is not what autograd finds for the batch"
+                    return each
+                if _agree(combine(each[0], factors), expected):
+                    return each
+                reason = reason or "gradients of torch.func and of autograd differ"
             except Exception as error:  # a head can raise anything
                 reason = reason or f"{type(error).__name__}: {error}"
-                if "vmap" in reason:  # it cannot do the head, whatever is shared: three attempts a step would be slow
+                if "vmap" in reason:  # vmap does not support the head, whatever is shared
                     break
-    _tell(call[0], reason or "none of its inputs is a tensor with an axis of examples")
+    _tell(call[0], reason or "no input has an axis of examples")
     return None
 
 
@@ -534,7 +521,6 @@ def _tell(head: nn.Module, reason: str) -> None:
         _told.add(head)
         why = shorten(reason, 170, placeholder=" ...")
         warn(
-            f"{type(head).__name__} gives no gradients of single examples ({why}): where they are missing, "
-            "a batch takes one common step, or a backward pass for every example. "
-            "Potentials(..., adjoint=function) gives them by hand"
+            f"{type(head).__name__} gives no gradients of single examples ({why}): a batch takes one common step, or a "
+            "backward pass for every example. Give Potentials(..., adjoint=function)"
         )

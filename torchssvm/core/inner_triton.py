@@ -36,13 +36,13 @@ def inner_triton(pairs: Sequence[tuple[Tensor, Tensor]], n: int = 1) -> Tensor:
 @triton.jit(do_not_specialize=["size", "by_example", "more", "by_other", "place", "n"])
 def _inner(a, b, size, by_example, c, d, more, by_other, total, place, n, block: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
-    found, absolute = _sums(a + i * size, b + i * by_example, size, block)
+    first, absolute = _sums(a + i * size, b + i * by_example, size, block)
     other, also = _sums(c + i * more, d + i * by_other, more, block)
-    own = total + i  # no other program of this launch has it
-    sizes = own + tl.num_programs(0)
-    before, size_before = tl.load(own, place > 0, 0.0), tl.load(sizes, place > 0, 0.0)
+    sums = total + i  # of this program alone
+    sizes = sums + tl.num_programs(0)
+    before, size_before = tl.load(sums, place > 0, 0.0), tl.load(sizes, place > 0, 0.0)
     tl.debug_barrier()  # all warps have loaded
-    tl.store(own, (before + found + other) / tl.cast(n, tl.float64))
+    tl.store(sums, (before + first + other) / tl.cast(n, tl.float64))
     tl.store(sizes, size_before + absolute + also)
 
 

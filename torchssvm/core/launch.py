@@ -55,8 +55,8 @@ def fits_numba(*tensors: Tensor) -> bool:
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:
     """The tensors as numpy arrays of the same memory, cut from any graph.
 
-    Whole numbers that say where kernels read and write are in memory of their own since they were checked: lengths in
-    :class:`.Potentials`, targets in ``check_target``, so that no other thread changes them.
+    Whole numbers that kernels index with were copied when they were checked, lengths in :class:`.Potentials` and
+    targets in ``check_target``, so that no other thread changes them.
     """
     return tuple([t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors])  # a generator is slower
 
@@ -102,12 +102,12 @@ def launch(
 
     Args:
         kernel: Handles the examples ``begin`` to ``end - 1``.
-        inputs: Tensors, given as contiguous arrays; anything else is given as it is. Whole numbers say where kernels
-            read and write: they lie in memory of their own, which no other thread changes.
+        inputs: Tensors, given as contiguous arrays; anything else is given as it is. No other thread may change whole
+            numbers, with which kernels index.
         outputs: Contiguous tensors, given as arrays of the same memory; or such arrays.
         work: ``[B]``, of each example, in any unit, of which one compares to ``each`` pairs of states: see ``GRAIN``.
-        memory: What a thread needs of its own, of any content: numbers and dtype of an array, one for each dtype, or a
-            function that returns the thread's workspace.
+        memory: Uninitialised workspace of each thread: numbers and dtype of an array, one for each dtype, or a function
+            that returns the workspace.
     """
     given = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
     filled = [as_array(x) if isinstance(x, Tensor) else x for x in outputs]

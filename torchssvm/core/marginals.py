@@ -1,4 +1,4 @@
-"""What an expectation oracle returns, and asks it for probabilities at a temperature."""
+"""Marginals of a structure, and marginals at a temperature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Marginals(NamedTuple):
     Attributes:
         parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded, and else NaN where
             scores of ``-inf`` forbid every output.
-        log_partition: ``log Z``, ``[B]`` float64; ``-inf`` there.
+        log_partition: ``log Z``, ``[B]`` float64; ``-inf`` if every output is forbidden.
 
     Example:
         >>> marginals = Multiclass(2).marginals(Potentials(torch.tensor([[0.0, 0.0]])))
@@ -30,6 +30,6 @@ class Marginals(NamedTuple):
 
 
 def marginals_at(structure: Any, potentials: Potentials, temperature: float) -> Marginals:
-    """Those of scores divided by the temperature, in float64."""
+    """Marginals of the scores divided by the temperature, in float64."""
     warm = {name: tensor.double() / temperature for name, tensor in potentials.tensors.items()}
     return structure.marginals(potentials.replace(warm))

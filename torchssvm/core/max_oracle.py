@@ -1,4 +1,4 @@
-"""Loss-augmented decoding, with every check that training relies on."""
+"""Loss-augmented decoding and its checks."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Read = Callable[..., tuple[Tensor, ...]]
 def find_corner(
     structure: Structure, potentials: Potentials, target: Labeling, read: Read = read_together
 ) -> OracleResult:
-    """Loss-augmented decoding with every check that the rest relies on. ``target`` comes from ``check_target``.
+    """Loss-augmented decoding with its checks. ``target`` comes from ``check_target``.
 
     ``read`` brings hinges and losses to the CPU, where they are checked.
 
     Raises:
         ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
-            the target, or one that scores more than its own bound.
+            the target, or better than its bound.
     """
     with naming(potentials.index):
-        return _find_corner(structure, potentials.examining(), target, read)  # the scores found are not finite either
+        return _find_corner(structure, potentials.examining(), target, read)  # outputs of NaN have scores of NaN
 
 
 def _find_corner(structure: Structure, potentials: Potentials, target: Labeling, read: Read) -> OracleResult:
@@ -49,7 +49,7 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling,
         if decoding.exact and decoding.bound is None:
             bound = None
         elif decoding.bound is None:
-            raise ValueError("an oracle with exact=False must return bound, an upper bound of its maximum")
+            raise ValueError("bound=None with exact=False: the oracle must return an upper bound of its maximum")
         else:
             target_parts = conform(structure.parts(target), potentials, "parts(target)")
             score = inner(target_parts, potentials.tensors)
@@ -65,17 +65,15 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling,
         )
         if structure.known_scores(potentials) is None:
             reject_rows(loss < 0, "loss(labeling, target) is negative in {rows}: a loss must be at least 0")
-        # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
+        # An oracle that misses the target would make the dual decrease; rounding is tolerated.
         default = type(structure).augmented_argmax is Structure.augmented_argmax
         reject_rows(
             hinge < -_rounding(structure, potentials, loss),
             "the oracle returned outputs that score worse than the target in {rows}: "
             + (
-                "loss and loss_potentials disagree, or argmax does not find the best output; run torchssvm.check(head, "
-                "structure, batch)"
+                "argmax is wrong, or loss and loss_potentials disagree: run torchssvm.check(head, structure, batch)"
                 if default
-                else "augmented_argmax must return one whose score + loss is at least the target's score; an "
-                "approximate one returns the target where it finds nothing better"
+                else "augmented_argmax must return at least the target's score"
             ),
         )
         corner.hinge = hinge.clamp(min=0.0)
@@ -84,7 +82,7 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling,
     if bound is not None:
         if bool((most[0] < hinge).any()):
             wrong = bound < corner.hinge - _rounding(structure, potentials, loss)
-            reject_rows(wrong, "the oracle's bound is below the score of its own output in {rows}")
+            reject_rows(wrong, "the oracle's bound is below the score of its output in {rows}")
         corner.upper = torch.maximum(bound, corner.hinge)
         corner.read = hinge, torch.maximum(most[0], hinge)
     corner.exact, corner.relaxed = decoding.exact and not decoding.relaxed, decoding.relaxed
@@ -94,14 +92,14 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling,
 
 @torch.no_grad()
 def unreachable(structure: Structure, potentials: Potentials, target: Labeling) -> Tensor | None:
-    """Of which examples the max oracle cannot return the target, ``[B]`` bool; None where that cannot be told.
+    """Whether the max oracle cannot return the target of an example, ``[B]`` bool; None if unknown.
 
-    An output then scores minus its loss, or without ``loss_potentials`` as many parts as it shares with the target: no
-    output scores more than the target, and an oracle whose best one scores less knows the target for none.
+    Outputs are scored by minus their loss, or, without ``loss_potentials``, by the parts that they share with the
+    target. The target then has the highest score; an oracle whose best output scores less cannot return the target.
 
     Args:
-        structure: Without known scores.
-        potentials: Those of -inf stay so.
+        structure: A structure without known scores.
+        potentials: Scores of -inf remain forbidden.
         target: From ``check_target``.
     """
     target_parts = conform(structure.parts(target), potentials, "parts(target)")
@@ -122,7 +120,7 @@ def unreachable(structure: Structure, potentials: Potentials, target: Labeling) 
 
 
 def has_target_check(structure: Structure) -> bool:
-    """Whether the author of ``argmax`` has written ``check_target`` too, or is this package; of what is wrapped."""
+    """Whether the class with ``argmax`` is of this package, or defines ``check_target``; wrappers are unwrapped."""
     while isinstance(wrapped := getattr(structure, "structure", None), Structure):
         structure = wrapped
     for base in type(structure).__mro__:
@@ -134,7 +132,7 @@ def has_target_check(structure: Structure) -> bool:
 
 
 def _finite_within(structure: Structure, potentials: Potentials) -> bool:
-    """Whether all numbers that are not padding are finite."""
+    """Whether all numbers outside the padding are finite."""
     places = structure.places(potentials)
     for name, tensor in potentials.tensors.items():
         wrong = ~torch.isfinite(tensor)
@@ -148,7 +146,7 @@ def _finite_within(structure: Structure, potentials: Potentials) -> bool:
 
 
 def _rounding(structure: Structure, potentials: Potentials, loss: Tensor) -> Tensor:
-    """What rounding may do to hinges, ``[B]`` float64: it is relative to the scores and losses that were summed."""
+    """A bound of the rounding of hinges, ``[B]`` float64, relative to the largest scores and losses."""
     scores = [*potentials.tensors.values(), *(structure.known_scores(potentials) or {}).values()]
     filled = [t for t in scores if t.numel()]  # graphs may have no edges
     largest = sum((t.abs().flatten(1).amax(1).to(torch.float64) for t in filled), loss.abs())

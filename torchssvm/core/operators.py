@@ -1,9 +1,8 @@
-"""How torch is run: operators of this package, plain ones while it traces, numbers that the host knows, full precision.
+"""Operators of this package, plain operators for tracing, numbers known to the host, and full precision.
 
 ``torch.set_float32_matmul_precision("high")`` rounds the factors of float32 products to TF32 on CUDA devices, "medium"
-to bfloat16 on CPUs; newer releases have ``torch.backends.cuda.matmul.fp32_precision`` and its like beside it. Networks
-bear that. A certificate does not: potentials that are wrong in the fourth digit are not linear in the weights, and the
-gap of a good solution is smaller than their error.
+to bfloat16 on CPUs; newer releases also have ``torch.backends.cuda.matmul.fp32_precision``. Certificates need full
+precision: the gap of a good solution is smaller than the error of such potentials.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 _library = torch.library.Library("torchssvm", "DEF")
 
 ON_CUDA: dict[str, Callable[..., Any]] = {}
-"""What runs for CUDA tensors, by the name of the operator. Torch tells nobody, and tests without a device ask."""
+"""The implementation for CUDA tensors by the name of the operator, for tests without a device."""
 
 
 def define(
@@ -62,7 +61,7 @@ def plain() -> bool:
 
 @contextmanager
 def plain_operators() -> Iterator[None]:
-    """Ask for plain operators in this thread, so that what runs at once is what would be traced."""
+    """Use plain operators in this thread, as when tracing."""
     before = getattr(_here, "asked", False)
     _here.asked = True
     try:
@@ -98,24 +97,24 @@ def constant(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device == device or plain() or tensor.is_inference():  # nothing counts writes to the last
         return tensor.to(device)
     now = tensor._version, device
-    if (held := _copies.get(tensor)) is None or held[0] != now:
+    if (kept := _copies.get(tensor)) is None or kept[0] != now:
         with torch.inference_mode(False):  # autograd may save the copy in a later call
-            # It remembers no source: that would keep ``tensor``, and so itself, for ever.
-            held = now, tensor.to(device, non_blocking=device.type != "cpu")
-        _copies[tensor] = held
-    return held[1]
+            # The copy remembers no source, which would keep ``tensor`` alive.
+            kept = now, tensor.to(device, non_blocking=device.type != "cpu")
+        _copies[tensor] = kept
+    return kept[1]
 
 
 def pick(tensor: Tensor, rows: Tensor) -> Tensor:
     """``tensor[rows]``, which remembers its numbers where ``tensor`` and the int64 ``rows`` both do."""
     chosen = tensor[rows]
-    if tensor.is_cpu or (held := source(tensor)) is None or (places := source(rows)) is None:
+    if tensor.is_cpu or (numbers := source(tensor)) is None or (places := source(rows)) is None:
         return chosen
-    return known(chosen, held[places])
+    return known(chosen, numbers[places])
 
 
 def apart(tensor: Any) -> Any:
-    """A CPU tensor in memory of its own, so that no other thread changes it once it is checked; the rest as it is."""
+    """A copy of a CPU tensor, so that no other thread changes it after a check; anything else as it is."""
     return tensor.clone() if isinstance(tensor, Tensor) and tensor.is_cpu and not plain() else tensor
 
 
@@ -133,20 +132,20 @@ def bring(tensors: Sequence[Tensor], rows: Tensor, size: int) -> list[Tensor]:
 
     ``rows`` are int64 on the CPU. A row that all examples share comes once, ``[1, ...]``.
     """
-    found, there = [], None
+    chosen, device_rows = [], None
     for tensor in tensors:
-        held = tensor if tensor.is_cpu or (read := source(tensor)) is None else read
-        if tensor.shape[:1] == (size,) and held.stride(0) and not held.is_cpu:
-            held = held[there := upload(rows, held.device) if there is None else there]
+        near = tensor if tensor.is_cpu or (read := source(tensor)) is None else read
+        if tensor.shape[:1] == (size,) and near.stride(0) and not near.is_cpu:
+            near = near[device_rows := upload(rows, near.device) if device_rows is None else device_rows]
         elif tensor.shape[:1] == (size,):
-            held = held[rows] if held.stride(0) else held[:1]
-        found.append(held)
-    numbers = iter(read_together(*away) if (away := [t for t in found if not t.is_cpu]) else ())
-    return [held if held.is_cpu else next(numbers) for held in found]
+            near = near[rows] if near.stride(0) else near[:1]
+        chosen.append(near)
+    numbers = iter(read_together(*away) if (away := [t for t in chosen if not t.is_cpu]) else ())
+    return [near if near.is_cpu else next(numbers) for near in chosen]
 
 
 class Reading:
-    """Reads numbers of one device; those that are wanted ``later`` come with the next that are needed, in one wait."""
+    """Reads numbers of one device; numbers for ``later`` are read together with the next ones, in one wait."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Sequence[Tensor], Callable[..., None]]] = []
@@ -158,12 +157,12 @@ class Reading:
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """As :func:`read_together`."""
         waiting, self._waiting = self._waiting, []
-        found = read_together(*tensors, *(tensor for some, _ in waiting for tensor in some))
+        numbers = read_together(*tensors, *(tensor for some, _ in waiting for tensor in some))
         begin = len(tensors)
         for some, use in waiting:
-            use(*found[begin : begin + len(some)])
+            use(*numbers[begin : begin + len(some)])
             begin += len(some)
-        return found[: len(tensors)]
+        return numbers[: len(tensors)]
 
 
 def scalars(*numbers: Tensor) -> list[float]:
@@ -177,15 +176,15 @@ def on_host(tensor: Tensor) -> Tensor:
     """The numbers of ``tensor`` on the CPU; those of a device tensor that remembers no source are read, which waits."""
     if tensor.is_cpu:
         return tensor
-    if (held := source(tensor)) is None:
-        known(tensor, held := tensor.cpu())
-    return held
+    if (numbers := source(tensor)) is None:
+        known(tensor, numbers := tensor.cpu())
+    return numbers
 
 
 def source(tensor: Tensor) -> Tensor | None:
     """The CPU tensor that ``tensor`` remembers; None where it remembers none, or one of them was written to."""
-    held, *versions = _sources.get(tensor, (None,))
-    return None if held is None or [held._version, tensor._version] != versions else held
+    numbers, *versions = _sources.get(tensor, (None,))
+    return None if numbers is None or [numbers._version, tensor._version] != versions else numbers
 
 
 def first_occurrences(index: Tensor) -> Tensor:
@@ -213,10 +212,10 @@ _set: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
 _SETTINGS = (("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("mkldnn", "all"), ("mkldnn", "matmul"))
 
 _lock = threading.Lock()
-_users = 0  # contexts that hold the setting up, of all threads
-_changes = 0  # how often it was put back
-_held: list[Callable[[], None]] = []  # what puts it back
-_before: dict[str, str] = {}  # what it was, by the kind of device
+_users = 0  # open contexts of all threads
+_changes = 0  # how often the setting was restored
+_undo: list[Callable[[], None]] = []  # these calls restore it
+_before: dict[str, str] = {}  # the earlier setting, by the kind of device
 _NOTHING = nullcontext()
 
 
@@ -242,18 +241,14 @@ def is_lowered(device: torch.device) -> bool:
 
 
 def lowered_advice(device: torch.device) -> str:
-    """What to do where the process lets products round their factors: the end of an error, "" where it does not.
-
-    Contexts of full precision that are open now do not count.
-    """
+    """The end of an error if the process rounds the factors of products, outside of open contexts; else ""."""
     with _lock:
-        found = (_before if _users else _all_precisions())["cuda" if device.type == "cuda" else "cpu"]
-    if found not in _LOWERED:
+        precision = (_before if _users else _all_precisions())["cuda" if device.type == "cuda" else "cpu"]
+    if precision not in _LOWERED:
         return ""
     return (
-        f". In this process the factors of float32 matrix products are rounded to {found} "
-        '(torch.set_float32_matmul_precision and its like), which heads of your own do not bear: set "highest", or '
-        "multiply by torchssvm.core.operators.product(x, weight) in the head"
+        f". Factors of float32 matrix products are rounded to {precision}: call "
+        'torch.set_float32_matmul_precision("highest"), or use torchssvm.core.operators.product(x, weight) in the head'
     )
 
 
@@ -262,7 +257,7 @@ def _all_precisions() -> dict[str, str]:
 
 
 def _precision(kind: str) -> str:
-    """That of float32 matrix products on devices of a kind; oneDNN makes those of the CPU and of Intel's devices."""
+    """The precision of float32 matrix products on devices of a kind; the CPU and Intel's devices use oneDNN."""
     if _get is not None:
         return _get("cuda" if kind == "cuda" else "mkldnn", "matmul")
     return {"highest": "ieee", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "tf32")
@@ -273,8 +268,8 @@ def in_full_precision(head: Callable[..., Any], weights: Sequence[Tensor]) -> Ca
 
     Features below a head stay in the precision of the process: training has seen the same ones.
     """
-    known = {id(weight) for weight in weights}
-    if not isinstance(head, nn.Module) or any(id(p) not in known for p in head.parameters()):
+    ids = {id(weight) for weight in weights}
+    if not isinstance(head, nn.Module) or any(id(p) not in ids for p in head.parameters()):
         return head
 
     def call(*args: Any) -> Any:
@@ -287,33 +282,33 @@ def in_full_precision(head: Callable[..., Any], weights: Sequence[Tensor]) -> Ca
 @contextmanager
 def _full(kind: str, autocast: bool) -> Iterator[None]:
     global _users, _changes
-    # Who looks at the setting, at _users and at _changes in this order, and not under the lock, misses nothing: _users
-    # counts before the setting is up and until it is back, and _changes tells of contexts that were left meanwhile.
+    # full_precision reads the setting, _users and _changes in this order without the lock: _users counts before the
+    # setting is raised and until it is restored, and _changes counts the contexts that ended in between.
     with _lock:
         _users += 1
         if _users == 1:
             _before.update(_all_precisions())
-            _held[:] = _raise()
+            _undo[:] = _raise()
     try:
         with torch.autocast(kind, enabled=False) if autocast else _NOTHING:
             yield
     finally:
         with _lock:
             if _users == 1:
-                for put_back in _held:
+                for put_back in _undo:
                     put_back()
                 _changes += 1
             _users -= 1
 
 
 def _raise() -> list[Callable[[], None]]:
-    """Set all matrix products to full precision; what puts every setting back, in this order."""
+    """Set all matrix products to full precision; returns calls that restore every setting, in this order."""
     try:
         named = torch.get_float32_matmul_precision()
-    except RuntimeError:  # newer settings say something else, and torch refuses to tell
+    except RuntimeError:  # torch refuses to answer if newer settings differ
         named = "highest"
     if named != "highest":
-        # Set by its name, or by allow_tf32: torch refuses to go on where the name and the newer settings differ.
+        # Set by its name, or by allow_tf32: torch raises if the name and the newer settings differ.
         products = [] if _get is None else [(backend, _get(backend, "matmul")) for backend in ("cuda", "mkldnn")]
         torch.set_float32_matmul_precision("highest")
         return [
@@ -321,12 +316,12 @@ def _raise() -> list[Callable[[], None]]:
             *(partial(_restore, backend, precision) for backend, precision in products),
         ]
     undo: list[Callable[[], None]] = []
-    # What inherits its precision from one before it is full by then, and is left to inherit it.
+    # A setting that inherits from one before it is full by then, and is left as it is.
     for backend, kind in _SETTINGS:
         assert _get is not None
-        if (found := _get(backend, kind)) in _LOWERED:
+        if (precision := _get(backend, kind)) in _LOWERED:
             _set(backend, kind, "ieee")
-            undo.append(partial(_set, backend, kind, found))
+            undo.append(partial(_set, backend, kind, precision))
     return undo
 
 
@@ -336,10 +331,9 @@ def _restore(backend: str, precision: str) -> None:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T``, as ``nn.Linear``, in full precision, and so are its gradients, in whatever thread and whenever.
+    """``x @ weight.T``, as ``nn.Linear``, and its gradients in full precision, also outside of the context.
 
-    For heads: the backward pass runs after the context of the forward pass has been left. ``[..., F]`` and ``[K, F]``
-    give ``[..., K]``, a weight ``[F]`` gives ``[...]``.
+    ``[..., F]`` and ``[K, F]`` give ``[..., K]``; a weight ``[F]`` gives ``[...]``.
     """
     context = full_precision(x.device)
     if context is _NOTHING:  # and so it will be in the backward pass
@@ -370,7 +364,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        # In differentiable operations: `gram_product` of heads without their own differentiates this once more.
+        # In differentiable operations: `gram_product` may differentiate this again.
         (v,) = upstream
         x, weight = ctx.saved_tensors
         by_x = None

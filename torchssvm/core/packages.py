@@ -1,4 +1,4 @@
-"""Whose code a function is, and the user's line at which a warning points."""
+"""Tests of a class's package, and warnings that point at the user's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Potentials: what a head gives to a structure, and the small algebra of parts.
+"""Potentials, which a head gives to a structure, and inner products of parts.
 
 Notation: theta_i are the potentials of example i, linear in the head's weights, theta_i = Phi_i w; parts are arrays
 shaped like them, and the score of an output y is ``<p(y), theta_i>``.
@@ -38,39 +38,37 @@ GramProduct = Callable[[Parts], Parts]
 
 
 class Potentials:
-    """The potentials of a batch: named tensors, the examples' lengths, and what the head knows of its own algebra.
+    """The potentials of a batch: named tensors, the examples' lengths, and the head's adjoint if it has one.
 
     Args:
         tensors: One tensor ``[B, ...]``, or several by name; float32 or float64, differentiable in the head's weights.
         lengths: ``[B]`` int64, how much of each padded axis belongs to the example; None where nothing is padded.
-        ragged: For each tensor whose axis 1 is padded, how many rows an example of length T owns, as an offset to T
-            (0 for one row a token, -1 for one row a pair of neighbours). It only saves memory: rows beyond are not
-            stored. Tensors that are not named are stored in the shape they come in.
+        ragged: For each tensor whose axis 1 is padded, the rows of an example of length T, as an offset to T (0 for one
+            row a token, -1 for one row a pair of neighbours). Padded rows are not stored. Tensors that are not named
+            are stored whole.
         adjoint: Optional. Parts ``[B, ...]`` -> for each of the head's parameters, in the order of
             ``head.parameters()``, the per-example gradients ``Phi_i^T parts_i``, ``[B, *parameter.shape]``. They give
-            every block of a batch a step size of its own (the box QP). Without it, ``torch.func`` makes them where it
-            can, several times slower.
+            every block of a batch its step size (the box QP). Without it, ``torch.func`` makes them if it can, several
+            times slower.
         gram_product: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that
             need inner products of labelings (``Corrective``, ``Hybrid``) are faster with it.
-        gram: Optional. Parts ``[B, ...]`` -> ``<Phi_i^T parts_i, Phi_j^T parts_j>``, ``[B, B]``, without the gradients
-            themselves, which are large where features and classes are many. On a device the box QP takes them so.
-        weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
-            nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
-            the backward pass through the head.
-        min_length: Optional. The smallest length, if the head has read it already, in memory that nobody else changes:
-            reading lengths from another device waits for it.
+        gram: Optional. Parts ``[B, ...]`` -> ``<Phi_i^T parts_i, Phi_j^T parts_j>``, ``[B, B]``, without the gradients,
+            which are large for many features and classes. The box QP uses it on devices.
+        weights: Optional. The head's parameters, in the order of ``head.parameters()``, if the potentials depend on no
+            other trained tensor. With ``adjoint``, ``BlockGap`` then skips the backward pass through the head.
+        min_length: Optional. The smallest length, if the head has read it already; ``lengths`` must not change.
         max_length: Optional. The largest length; given together with ``min_length``.
 
     Attributes:
         batch_size: Number of examples, B.
         dtype: Floating dtype of the potentials.
         device: Device of the potentials.
-        index: ``[B]`` int64, the examples' places in the dataset, for the names in errors; None where nobody says.
-        examined: Whether oracles need not look for NaN: it has been done, or is done to what they return.
+        index: ``[B]`` int64, the examples' places in the dataset, for errors; None if unknown.
+        examined: Whether the scores were checked for NaN, so that oracles need not check them.
 
     Raises:
-        TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
-        ValueError: Batch sizes differ, or ``lengths`` does not fit the tensors.
+        TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or dtypes differ.
+        ValueError: Batch sizes differ, or ``lengths`` or ``ragged`` does not fit the tensors.
 
     Example:
         >>> tensors = {"emission": torch.zeros(2, 5, 3), "transition": torch.zeros(2, 3, 3)}
@@ -99,10 +97,9 @@ class Potentials:
     )
 
     carried: ClassVar[tuple[str, ...]] = ()
-    """Slots that a subclass adds, of tensors ``[B, ...]`` or None, which say what outputs an example has.
+    """Slots of a subclass with tensors ``[B, ...]`` or None that decide which outputs an example has.
 
-    They go with the examples, and are compared at every visit as targets are. What is padded holds -1 in whole numbers,
-    and 0 in others.
+    They are compared at every visit, as targets are. Padding is -1 in whole numbers, and 0 in others.
     """
 
     def __init__(
@@ -134,28 +131,21 @@ class Potentials:
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
         self._note()
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
-            raise TypeError(
-                f"tensors have several dtypes, {sorted({str(t.dtype) for t in self.tensors.values()})}; use one"
-            )
+            raise TypeError(f"tensors={sorted({str(t.dtype) for t in self.tensors.values()})} must have one dtype")
         for tensor in self.tensors.values():
             check_tensor(tensor, "potentials")
         for name, rows in self.ragged.items():
             if type(rows) is not int:  # the usual case is quick: this runs in every step
                 self.ragged[name] = check_whole(rows, f"ragged[{name!r}]", -(2**63))
-        if unknown := self.ragged.keys() - self.tensors.keys():
-            raise ValueError(f"ragged names {sorted(unknown)}, but the tensors are {sorted(self.tensors)}")
+        if self.ragged and (lengths is None or not self.ragged.keys() <= self.tensors.keys()):
+            raise ValueError(f"ragged={self.ragged} must name tensors of {sorted(self.tensors)}, and needs lengths")
         if lengths is not None:
-            if not isinstance(lengths, Tensor):
-                raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
             check_length_form(lengths, self.batch_size)
             self.min_length, self.max_length = min_length, max_length
             if not plain():
                 self._check_lengths(lengths)
-        elif self.ragged:
-            raise ValueError(f"ragged={self.ragged} needs lengths, and lengths is None")
 
     def _note(self) -> None:
-        """Attributes that every step asks for, from the first tensor."""
         first = next(iter(self.tensors.values()))
         self.batch_size, self.dtype, self.device = first.shape[0], first.dtype, first.device
 
@@ -175,7 +165,7 @@ class Potentials:
             ValueError: There are several.
         """
         if len(self.tensors) != 1:
-            raise ValueError(f"this structure takes one tensor of potentials, and the head gave {sorted(self.tensors)}")
+            raise ValueError(f"potentials={sorted(self.tensors)}: this structure takes one tensor")
         return next(iter(self.tensors.values()))
 
     def replace(self, tensors: Parts) -> Potentials:
@@ -197,7 +187,7 @@ class Potentials:
         return self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
 
     def examining(self) -> Potentials:
-        """The same numbers, cut from the graph, for oracles that need not look for NaN."""
+        """The same numbers, cut from the graph and marked as examined."""
         other = self.replace(self.detach().tensors)
         other.examined = True
         return other
@@ -206,10 +196,10 @@ class Potentials:
         """The examples ``rows`` ([R] int64 or [B] bool) of the batch, without the head's adjoint."""
         other = self.replace({name: tensor[rows] for name, tensor in self.tensors.items()})
         if self.index is not None:
-            other.index = self.index[rows] if self.index.device == rows.device else None  # a name is not worth a wait
+            other.index = self.index[rows] if self.index.device == rows.device else None  # copying would wait
         for name in ("lengths", *self.carried):
-            held = getattr(self, name)
-            setattr(other, name, None if held is None else pick(held, rows))
+            tensor = getattr(self, name)
+            setattr(other, name, None if tensor is None else pick(tensor, rows))
         other._read_lengths()
         return other
 
@@ -227,18 +217,18 @@ class Potentials:
         self.min_length, self.max_length = min(numbers, default=None), max(numbers, default=None)
 
     def __getstate__(self) -> Any:
-        """Copies and pickles hold the numbers, cut from the graph, without the head's adjoint."""
+        """Copies and pickles have the numbers, cut from the graph, without the head's adjoint."""
         cut = {name: t.detach() if t.grad_fn is not None else t for name, t in self.tensors.items()}
-        held, kinds = self.replace(cut), reversed(type(self).__mro__)
+        copy, kinds = self.replace(cut), reversed(type(self).__mro__)
         slots = [name for kind in kinds for name in vars(kind).get("__slots__", ())]
-        return getattr(self, "__dict__", None), {name: getattr(held, name) for name in slots}
+        return getattr(self, "__dict__", None), {name: getattr(copy, name) for name in slots}
 
     def __repr__(self) -> str:
         return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"
 
 
 def padding_of(potentials: Potentials, name: str) -> Tensor | None:
-    """The padding of a tensor, as ``ragged`` says it, ``[B, N, 1, ...]`` bool; None where it says none."""
+    """The padding of a tensor by ``ragged``, ``[B, N, 1, ...]`` bool; None if it is not padded."""
     if potentials.lengths is None or name not in potentials.ragged:
         return None
     tensor, more = potentials[name], potentials.ragged[name]
@@ -248,7 +238,7 @@ def padding_of(potentials: Potentials, name: str) -> Tensor | None:
 
 
 def as_potentials(value: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
-    """Accept what a head may return: Potentials, a tensor, or named tensors."""
+    """Accept any output of a head: Potentials, a tensor, or named tensors."""
     return value if isinstance(value, Potentials) else Potentials(value)
 
 
@@ -262,7 +252,7 @@ def as_parts(value: Tensor | Mapping[str, Tensor], argument: str = "parts") -> P
 
 
 def own_weights(head: nn.Module) -> list[Tensor]:
-    """The parameters that ``head`` holds itself, in order, as :class:`Potentials` takes them."""
+    """The parameters of ``head`` without those of submodules, in order."""
     return [parameter for parameter in head._parameters.values() if parameter is not None]
 
 
@@ -303,8 +293,6 @@ def inner_and_sizes(a: Parts, b: Parts) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:
-    if not a:
-        raise ValueError("parts are empty")
     others = [b[name] for name in a]
     for one, other in zip(a.values(), others, strict=True):
         if one.shape != other.shape and (1, *one.shape[1:]) != other.shape:
@@ -314,7 +302,6 @@ def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:
 
 
 def _on_device(pairs: list[tuple[Tensor, Tensor]]) -> bool:
-    """Whether Triton takes them."""
     return pairs[0][0].is_cuda and all(
         len(a) and a.dtype == b.dtype and fits_triton(a, b) and not (a.requires_grad or b.requires_grad)
         for a, b in pairs
@@ -322,7 +309,6 @@ def _on_device(pairs: list[tuple[Tensor, Tensor]]) -> bool:
 
 
 def _row_products(a: Tensor, b: Tensor) -> Tensor:
-    """``<a_i, b_i>``, ``[B]`` float64."""
     if fits_numba(a, b) and not (a.requires_grad or b.requires_grad) and a.dtype == b.dtype and len(a):
         total = np.empty(len(a))
         _inner(*(t.numpy().reshape(len(t), math.prod(t.shape[1:])) for t in (a, b)), total)
@@ -358,37 +344,36 @@ def _shapes(parts: Mapping[str, Tensor]) -> dict[str, list[int]]:
 def check_scores_finite(
     potentials: Potentials, places: Callable[[Potentials], Parts], signed: Callable[[str], bool]
 ) -> None:
-    """Raise ValueError if a score that an output can have is NaN or +inf, or -inf where it may count with a minus.
+    """Raise ValueError if a score outside the padding is NaN or +inf, or -inf where parts may be negative.
 
-    Padding is not looked at. One reduction, and one wait for a device, where all is well. Fake tensors hold no numbers
-    to look at. ``places`` and ``signed`` are the structure's, which say where potentials matter and how.
+    Valid scores cost one reduction and one wait for a device. ``places`` and ``signed`` are methods of the structure.
     """
-    looked_at = {name: once(tensor) for name, tensor in potentials.tensors.items() if tensor.numel()}
-    looked_at = {name: tensor.abs() if signed(name) else tensor for name, tensor in looked_at.items()}
-    highest = [tensor.amax() for tensor in looked_at.values()]
+    scores = {name: once(tensor) for name, tensor in potentials.tensors.items() if tensor.numel()}
+    scores = {name: tensor.abs() if signed(name) else tensor for name, tensor in scores.items()}
+    highest = [tensor.amax() for tensor in scores.values()]
     if not highest or isinstance(highest[0], FakeTensor):
         return
     if len(highest) > 1 and not highest[0].is_cpu:
         highest = [torch.stack(highest).amax()]
     for number in highest:
-        if not number.item() < torch.inf:  # NaN is the largest number of all to amax, and is not below inf
+        if not number.item() < torch.inf:  # amax returns NaN if there is one
             break
     else:
         return
-    there = places(potentials)
-    wrong = (_wrong_rows(name, potentials, tensor, there.get(name)) for name, tensor in looked_at.items())
+    masks = places(potentials)
+    wrong = (_wrong_rows(name, potentials, tensor, masks.get(name)) for name, tensor in scores.items())
     rows = sorted({row for several in wrong for row in several})
     if rows:
         raise ValueError(
-            f"the potentials of {row_names(rows)} are not finite, they hold NaN or inf: check features and weights "
-            "(-inf alone may stand for what is forbidden, where no output counts a score with a minus)"
+            f"the potentials of {row_names(rows)} are not finite: check features and weights (-inf may forbid a part, "
+            "unless parts can be negative)"
         )
 
 
-def _wrong_rows(name: str, potentials: Potentials, tensor: Tensor, there: Tensor | None) -> list[int]:
+def _wrong_rows(name: str, potentials: Potentials, tensor: Tensor, real: Tensor | None) -> list[int]:
     wrong = ~(tensor < torch.inf).expand_as(potentials.tensors[name])
-    if there is not None:
-        wrong = wrong & there
+    if real is not None:
+        wrong = wrong & real
     elif (padding := padding_of(potentials, name)) is not None:
         wrong = wrong & ~padding
     return wrong.flatten(1).any(1).nonzero().flatten().tolist()

@@ -28,34 +28,32 @@ def check_depends(
 ) -> None:
     """Check that the potentials are linear in these parameters, by Euler's identity for one direction; else ValueError.
 
-    ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Numbers that are not
-    finite are skipped; they raise another error. The check is made now, or when ``read`` reads the next
-    numbers. ``numbers`` are those of the parameters, as ``flat`` gives them, if known.
+    ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Infinite or NaN
+    numbers are skipped. The check is made now, or when ``read`` reads the next numbers. ``numbers`` is
+    ``flat(parameters)``, if known.
     """
     if not potentials.requires_grad:
         raise ValueError(
-            "head gave potentials that carry no gradient to the dual's parameters: pass its head, without no_grad()"
+            "the potentials carry no gradient to the dual's parameters: pass the dual's head, without no_grad()"
         )
     parts = probe(potentials, structure)
     with full_precision(potentials.device):
         gradients = adjoint(potentials, parts, parameters)
         detached = potentials.detach().tensors
         terms = (flat(parameters) if numbers is None else numbers) * flat(gradients)
-        found = *inner_and_sizes(parts, detached), terms.sum(), terms.norm(p=1)
+        sums = *inner_and_sizes(parts, detached), terms.sum(), terms.norm(p=1)
 
     compare = partial(_compare, 1e4 * torch.finfo(potentials.dtype).eps)
     if read is None:
-        compare(*read_together(*found))
+        compare(*read_together(*sums))
     else:
-        read.later(found, compare)
+        read.later(sums, compare)
 
 
 def _compare(rounding: float, scores: Tensor, sizes: Tensor, products: Tensor, absolute: Tensor) -> None:
-    found, expected, size = float(scores.sum()), float(products), float(sizes.sum() + absolute)
-    if math.isfinite(size) and not abs(found - expected) <= rounding * size:
-        raise ValueError(
-            "head gave potentials that do not come from the dual's parameters alone: pass its head, or a copy"
-        )
+    score, expected, size = float(scores.sum()), float(products), float(sizes.sum() + absolute)
+    if math.isfinite(size) and not abs(score - expected) <= rounding * size:
+        raise ValueError("the potentials do not come from the dual's parameters alone: pass the dual's head, or a copy")
 
 
 @torch.no_grad()
@@ -76,7 +74,7 @@ def fingerprints(potentials: Potentials, structure: Structure, parameters: Seque
 
 
 def probe(potentials: Potentials, structure: Structure) -> Parts:
-    """The direction: it depends only on the place, not on the padded size, and is zero in the padding."""
+    """A direction that does not depend on the padded size, and is zero in the padding."""
     parts, places = {}, structure.places(potentials)
     for name, tensor in potentials.tensors.items():
         values = _pattern(tuple(tensor.shape[1:]), tensor.dtype, tensor.device).expand_as(tensor)

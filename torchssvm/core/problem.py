@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.arguments import check_positive, check_tensor, check_whole
+from torchssvm.core.arguments import check_positive, check_tensor, check_type, check_whole
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.launch import fits_numba
 from torchssvm.core.operators import on_host
@@ -23,23 +23,20 @@ from torchssvm.core.structure import Structure
 def check_problem(
     num_examples: int, lam: float, structure: Structure, parameters: Iterable[nn.Parameter]
 ) -> list[nn.Parameter]:
-    """Check the arguments of :class:`torchssvm.DualState`, with its errors; returns the parameters as a list."""
+    """Check the arguments of :class:`torchssvm.DualState`; returns the parameters as a list."""
     check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
     check_lam(lam)
     as_structure(structure)
-    if not isinstance(parameters, Iterable) or isinstance(parameters, Tensor):
-        raise TypeError(f"parameters is a {type(parameters).__name__}: pass head.parameters()")
-    held = list(parameters)
-    if not held:
-        raise ValueError("the head has no parameters to train")
-    for parameter in held:
-        check_tensor(parameter, "a weight of the head")
-        if parameter.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"the head's weights are {parameter.dtype}; keep the head in float32 or float64")
-    if len({parameter.dtype for parameter in held}) > 1:
-        raise TypeError("the head's weights have several dtypes; use one")
-    check_range(lam, num_examples, held[0].dtype)
-    return held
+    weights = list(parameters)
+    for weight in weights:
+        check_tensor(weight, "a weight of the head")
+    dtypes = {weight.dtype for weight in weights}
+    if dtypes not in ({torch.float32}, {torch.float64}):
+        raise TypeError(
+            f"the head's weights have the dtypes {sorted(map(str, dtypes))}: use float32 or float64 for all"
+        )
+    check_range(lam, num_examples, weights[0].dtype)
+    return weights
 
 
 def check_lam(lam: Any) -> float:
@@ -53,24 +50,18 @@ def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
     scales = (lam, lam * n, lam * n * n)
     if not all(limits.tiny <= scale <= limits.max and 1.0 / scale <= limits.max for scale in scales):
         raise ValueError(
-            f"lam={lam:g} with num_examples={n} is out of range in {dtype}: usual values are 1e-6 to 1e3"
-            + (", and float64 weights have a larger range" if dtype != torch.float64 else "")
+            f"lam={lam:g} with num_examples={n} is out of range in {dtype}: use 1e-6 to 1e3, or float64 weights"
         )
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:
-    """``structure``, or the head's own if it is None; ValueError if there is none, TypeError for another kind."""
-    structure = structure if structure is not None else getattr(head, "structure", None)
-    if structure is None:
-        raise ValueError(f"structure=None, and {type(head).__name__} has no attribute `structure`: pass a structure")
-    return as_structure(structure)
+    """``structure``, or ``head.structure`` if it is None; TypeError if it is no structure."""
+    return as_structure(structure if structure is not None else getattr(head, "structure", None))
 
 
 def as_structure(structure: Any) -> Structure:
     """``structure``, or TypeError if it is something else, such as a class."""
-    if not isinstance(structure, Structure):
-        raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
-    return structure
+    return check_type(structure, Structure, "structure", "a torchssvm.Structure, such as head.structure")
 
 
 Bound = float | Tensor
@@ -81,8 +72,8 @@ class Box:
     """``lower <= w <= upper``, weight by weight, for the parameters of a head.
 
     The dual blocks determine ``v = A alpha``; under bounds the weights are ``w = clip(v, lower, upper)``. Without
-    bounds w is v itself: ``clip`` returns its arguments. Zero may lie outside the box: a new dual has v = 0, so its
-    weights are the point of the box nearest to zero.
+    bounds w is v: ``clip`` returns its arguments. A new dual has v = 0, so its weights are the point of the box nearest
+    to zero.
 
     Args:
         parameters: The head's parameters.
@@ -107,13 +98,8 @@ class Box:
         for parameter, (lower, upper) in zip(parameters, bounds or [(None, None)] * len(parameters), strict=True):
             low = _as_bound("lower", lower, -torch.inf, parameter)
             high = _as_bound("upper", upper, torch.inf, parameter)
-            if bool((empty := low > high).any()):
-                place = tuple(empty.nonzero()[0].tolist())
-                raise ValueError(
-                    f"lower={_at(low, empty.shape, place)} is above upper={_at(high, empty.shape, place)}: swap them"
-                )
-            if bool((low == torch.inf).any()) or bool((high == -torch.inf).any()):
-                raise ValueError(f"lower={lower}, upper={upper} leave no finite weight")
+            if not bool(((low <= high) & (low < torch.inf) & (high > -torch.inf)).all()):  # false of NaN
+                raise ValueError(f"lower={lower} and upper={upper} must leave a finite value: swap them, or remove NaN")
             free = bool(torch.isinf(low).all()) and bool(torch.isinf(high).all())
             self.lower.append(None if free else low)
             self.upper.append(None if free else high)
@@ -168,15 +154,14 @@ class Box:
         """Bounds and v for a checkpoint, with None for parameters without bounds; None if there are no bounds."""
         if not self.has_bounds:
             return None
-        own = [v if bounded else None for v, bounded in zip(unclipped, self.bounded, strict=True)]
-        tensors = {"lower": self.lower, "upper": self.upper, "unclipped": own}
+        kept = [v if bounded else None for v, bounded in zip(unclipped, self.bounded, strict=True)]
+        tensors = {"lower": self.lower, "upper": self.upper, "unclipped": kept}
         return {name: [None if t is None else t.detach().clone() for t in each] for name, each in tensors.items()}
 
     def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter]) -> None:
         """Raise ValueError if a state has other bounds than this box, or v of other shapes."""
         bounds = [] if state is None else list(zip(state["lower"], state["upper"], strict=True))
-        there = Box(parameters, bounds)
-        if not there.same_as(self):
+        if not Box(parameters, bounds).same_as(self):
             raise ValueError("the checkpoint is of another problem: its weights have other bounds. Give BCFW the same")
         if state is not None:
             pairs = zip(parameters, self.bounded, strict=True)
@@ -201,11 +186,8 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
     if isinstance(bound, Tensor) and real:
         check_tensor(bound, name)
     if not real and (isinstance(bound, bool) or not isinstance(bound, int | float)):
-        kind = bound.dtype if isinstance(bound, Tensor) else type(bound).__name__
-        raise TypeError(f"{name} must be a number or a real tensor, not {kind}")
+        raise TypeError(f"{name}={bound!r} must be a number or a real tensor")
     tensor = torch.as_tensor(bound, dtype=parameter.dtype, device=parameter.device).detach().clone()
-    if bool(tensor.isnan().any()):
-        raise ValueError(f"{name}={bound} must not be NaN; leave it out, or give an infinite one, for no bound")
     try:
         tensor.expand(parameter.shape)  # torch.broadcast_shapes imports sympy: half a second in each process
     except RuntimeError:
@@ -215,10 +197,6 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
     return tensor
 
 
-def _at(bound: Tensor, shape: torch.Size, place: tuple[int, ...]) -> float:
-    return float(bound.expand(shape)[place])
-
-
 _ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
 
 _SIZE = 2**63 - 1  # all bits except the sign, so that -0.0 counts as 0
@@ -226,7 +204,7 @@ _SIZE = 2**63 - 1  # all bits except the sign, so that -0.0 counts as 0
 UNKNOWN = 0
 """Stands for a target that was not seen yet; no target has this digest."""
 
-_FIRST_CARRIED = 1000  # the place of what is carried: behind all tensors of a target
+_FIRST_CARRIED = 1000  # the place of carried tensors: behind all tensors of a target
 
 _NONE = np.empty(0, np.int64)
 
@@ -234,24 +212,22 @@ _NONE = np.empty(0, np.int64)
 def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     """A digest of each example's target, as ``check_target`` returns it: ``[B]`` int64 on the CPU; never ``UNKNOWN``.
 
-    It depends on the example's length, and on all numbers and their places, but not on the padding. Numbers that occur
-    as padding do not count: 0 and negative integers; of a target whose negative numbers are no padding, the attribute
-    ``digested`` has the tensors that tell it. ValueError if there are not as many ``lengths`` as targets.
+    It depends on the length, and on all numbers and their places, except for padding values: 0 and negative integers.
+    A target whose negative numbers are no padding has other tensors to digest in its attribute ``digested``.
     """
     given = getattr(target, "digested", target)
     leaves = [given] if isinstance(given, Tensor) else tree_tensors(given)
     if lengths is not None and lengths.shape != leaves[0].shape[:1]:
         raise ValueError(f"lengths must be [{len(leaves[0])}], one for each target, got {list(lengths.shape)}")
-    own = None if lengths is None else on_host(lengths)
-    found = [_digest(on_host(leaf), place, own, leaf.dtype != torch.bool) for place, leaf in enumerate(leaves)]
-    return sum(found[1:], found[0])
+    sizes = None if lengths is None else on_host(lengths)
+    digests = [_digest(on_host(leaf), place, sizes, leaf.dtype != torch.bool) for place, leaf in enumerate(leaves)]
+    return sum(digests[1:], digests[0])
 
 
 def digest_examples(target: Any, potentials: Potentials) -> Tensor:
-    """A digest of all that decides which outputs an example has, ``[B]`` int64 on the CPU; never ``UNKNOWN``.
+    """A digest of each example's target, length and carried tensors, ``[B]`` int64 on the CPU; never ``UNKNOWN``.
 
-    These are its target, its length, and what the potentials carry: edges, parents, capacities. Of carried whole
-    numbers -1 alone is padding, so that the node 0 counts; of others 0.
+    Carried tensors are edges, parents, capacities. Their padding is -1 in whole numbers, and 0 in others.
     """
     total = digest_targets(target, potentials.lengths)
     for place, name in enumerate(potentials.carried, _FIRST_CARRIED):
@@ -326,19 +302,17 @@ NamedBounds = Mapping[str, tuple[Bound | None, Bound | None]]
 
 
 def check_bounds(head: nn.Module, bounds: NamedBounds | None) -> NamedBounds:
-    """``bounds``, or none for None; ValueError for an entry that is no pair, or names no parameter of the head."""
+    """``bounds`` as a dictionary; ValueError for an entry that is no pair, or names no parameter of the head."""
     named = dict(head.named_parameters())
     for name, pair in (bounds or {}).items():
-        if name not in named:
-            raise ValueError(f"bounds names {name!r}, and the parameters of the head are {sorted(named)}")
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"bounds[{name!r}]={pair} must be a pair (lower, upper), None for no bound")
+        if name not in named or not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"bounds[{name!r}]={pair} must be a pair (lower, upper) for one of {sorted(named)}")
         Box([named[name]], [(pair[0], pair[1])])
     return dict(bounds or {})
 
 
 def groups(head: nn.Module, bounds: NamedBounds) -> list[dict[str, Any]]:
-    """The head's parameters as groups of ``BCFW``, each bounded one in its own."""
+    """The head's parameters as groups of ``BCFW``, one group for each bounded parameter."""
     named = dict(head.named_parameters())
     free = [p for name, p in named.items() if name not in bounds]
     bounded = [{"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in bounds.items()]

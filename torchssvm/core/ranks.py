@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they tell each other."""
+"""The processes that train one model together, and their messages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class RankError(RuntimeError):
-    """Of several processes, another one has refused, or cannot be reached.
+    """Another process has refused a call, or cannot be reached.
 
-    Where one has refused, the text says which and why, and nothing has changed: each of them may go on. Where one
-    cannot be reached, all have to start again, from the last checkpoint.
+    After a refusal nothing has changed, and all processes may go on; the text says which process refused, and why. If a
+    process cannot be reached, start all again from the last checkpoint.
 
     Example:
         >>> try:
@@ -73,7 +73,7 @@ class Ranks:
         ValueError if there are fewer examples than ranks.
         """
         if n < self.size:
-            raise ValueError(f"there are {n} examples and {self.size} processes, which need one each: start fewer")
+            raise ValueError(f"num_examples={n} is below the number of processes, {self.size}: start fewer")
         rank = self.rank if rank is None else rank
         return range(rank * n // self.size, (rank + 1) * n // self.size)
 
@@ -81,21 +81,21 @@ class Ranks:
         """The tensors of all ranks in their order, ``[P, *shape]``; they have one shape and dtype."""
         if not self:
             return numbers.unsqueeze(0)
-        there = numbers.to(_device(numbers)).contiguous()
-        found = [torch.empty_like(there) for _ in range(self.size)]
+        sent = numbers.to(_device(numbers)).contiguous()
+        received = [torch.empty_like(sent) for _ in range(self.size)]
         with _reaching(self):
-            dist.all_gather(found, there)
-        return torch.stack(found).to(numbers.device)
+            dist.all_gather(received, sent)
+        return torch.stack(received).to(numbers.device)
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send ``sent[q]`` rows to rank q, one rank after another; returns the ``received`` ones, likewise."""
         if not self:
             return rows
-        there = rows.to(_device(rows)).contiguous()
-        found = there.new_empty(sum(received), *rows.shape[1:])
+        given = rows.to(_device(rows)).contiguous()
+        gathered = given.new_empty(sum(received), *rows.shape[1:])
         with _reaching(self):
-            dist.all_to_all_single(found, there, list(received), list(sent))
-        return found.to(rows.device)
+            dist.all_to_all_single(gathered, given, list(received), list(sent))
+        return gathered.to(rows.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks; of a large tensor, each rank adds up a slice, and the slices are gathered."""
@@ -115,13 +115,13 @@ class Ranks:
             return [state]
         file = io.BytesIO()
         torch.save(state, file)
-        own = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
-        sizes = self.gather(torch.tensor([len(own)])).flatten().tolist()
-        sent = [len(own) if q == to else 0 for q in range(self.size)]
-        found = self.exchange(own, sent, sizes if self.rank == to else [0] * self.size)
+        packed = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor([len(packed)])).flatten().tolist()
+        sent = [len(packed) if q == to else 0 for q in range(self.size)]
+        gathered = self.exchange(packed, sent, sizes if self.rank == to else [0] * self.size)
         if self.rank != to:
             return None
-        files = (io.BytesIO(part.cpu().numpy().tobytes()) for part in found.split(sizes))
+        files = (io.BytesIO(part.cpu().numpy().tobytes()) for part in gathered.split(sizes))
         return [torch.load(part, map_location="cpu", weights_only=True) for part in files]
 
     def run_on_all(self, action: Callable[[], T]) -> T:
@@ -161,18 +161,18 @@ class Ranks:
         raise error
 
     def raise_if_refused(self, refused: Tensor, error: Exception | None = None) -> None:
-        """Raise RankError, with the reason, where ``refused`` ``[P]`` is not 0; ``error`` is the own reason."""
+        """Raise RankError if a rank ``refused``, ``[P]``; ``error`` is the reason of this rank."""
         where = refused.nonzero().flatten().tolist()
         if not where:
             return
         texts = self._texts("" if error is None else f"{type(error).__name__}: {error}")
         raise RankError(
-            f"rank {where[0]} of {self.size} refuses, so that rank {self.rank} does too, and nothing has changed here: "
+            f"rank {where[0]} of {self.size} refuses, so that rank {self.rank} does too; nothing has changed: "
             f"{texts[where[0]]}"
         )
 
     def check_same(self, **facts: Any) -> None:
-        """Raise ValueError on every rank if a fact is not the same for all of them; compared is what ``repr`` says."""
+        """Raise ValueError on every rank if the ``repr`` of a fact differs between ranks."""
         if not self:
             return
         told = [repr(value) for value in facts.values()]
@@ -186,7 +186,7 @@ class Ranks:
                 )
 
     def _texts(self, text: str) -> list[str]:
-        """The texts of all ranks, or their beginnings."""
+        """The texts of all ranks, cut off after ``_TEXT`` bytes."""
         sent = torch.frombuffer(bytearray(text.encode()[:_TEXT].ljust(_TEXT)), dtype=torch.uint8)
         return [bytes(row.tolist()).decode(errors="ignore").strip() for row in self.gather(sent)]
 
@@ -203,9 +203,8 @@ def _reaching(ranks: Ranks) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RankError(
-            f"rank {ranks.rank} of {ranks.size} cannot reach the others: a process has ended, or did not come to this "
-            "step within the timeout of torch.distributed.init_process_group(timeout=...). Start again from the last "
-            f"checkpoint; torchrun --max-restarts does so by itself. torch says: {str(error).split('. ')[0]}"
+            f"rank {ranks.rank} of {ranks.size} cannot reach the others. Start again from the last checkpoint; torch "
+            f"says: {str(error).split('. ')[0]}"
         ) from error
 
 
@@ -217,7 +216,7 @@ def _device(tensor: Tensor) -> torch.device:
 
 
 def sum_in_order(every: Tensor) -> Tensor:
-    """The sum over the first axis, that of the ranks, in their order."""
+    """The sum over the first axis, the ranks, in their order."""
     total = every[0].clone()
     for other in every[1:]:
         total += other

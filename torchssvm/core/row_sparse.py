@@ -85,8 +85,8 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
         one, other = flat(a), flat(b)
         inner, square = scalars(one @ other, other @ other)
         return inner, square
-    found = [_products(x, y) for x, y in zip(a, b, strict=True)]
-    return sum(inner for inner, _ in found), sum(square for _, square in found)
+    pairs = [_products(x, y) for x, y in zip(a, b, strict=True)]
+    return sum(inner for inner, _ in pairs), sum(square for _, square in pairs)
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -129,10 +129,10 @@ def _products(x: Tensor, y: Tensor) -> tuple[float, float]:
 def _row_products(x: Any, row: Any, y: Any) -> tuple[float, float]:
     inner, square = 0.0, 0.0
     for r in range(len(row)):
-        held, own = x[row[r]], y[r]
-        for k in range(len(own)):
-            inner += np.float64(held[k]) * np.float64(own[k])
-            square += np.float64(own[k]) * np.float64(own[k])
+        a, b = x[row[r]], y[r]
+        for k in range(len(b)):
+            inner += np.float64(a[k]) * np.float64(b[k])
+            square += np.float64(b[k]) * np.float64(b[k])
     return inner, square
 
 
@@ -142,13 +142,13 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 
 @torch.no_grad()
-def add_to(held: Tensor, change: Tensor, rate: float) -> None:
-    """``held += rate change`` in place; a sparse ``change`` reads and writes only its rows."""
+def add_to(target: Tensor, change: Tensor, rate: float) -> None:
+    """``target += rate change`` in place; a sparse ``change`` reads and writes only its rows."""
     if change.is_sparse:
         change = change.coalesce()
-        held.index_add_(0, change.indices()[0], change.values(), alpha=rate)
+        target.index_add_(0, change.indices()[0], change.values(), alpha=rate)
     else:
-        held.add_(change, alpha=rate)
+        target.add_(change, alpha=rate)
 
 
 def adds_in_order(tensor: Tensor) -> bool:

@@ -1,11 +1,11 @@
-"""Sparse features, as lists of columns and values, and lists of features by name, of which they are made."""
+"""Sparse features as lists of columns and values, and lists of features by name."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import itertools
-import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Real
@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_tensor, check_whole, number_of
+from torchssvm.core.arguments import check_tensor, check_type, check_whole, describe, number_of
 from torchssvm.core.gradients import largest_feature
 from torchssvm.core.row_sparse import add_at, per_example_rows
+
+_LARGEST = sys.float_info.max
 
 
 class SparseFeatures(NamedTuple):
@@ -41,14 +43,8 @@ class SparseFeatures(NamedTuple):
     values: Tensor | None = None
 
     def dense(self, num_features: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The same features as ``[B, N, num_features]``; for small problems.
-
-        Raises:
-            ValueError: A column is beyond ``num_features``.
-        """
-        check_whole(num_features, "num_features")
-        if self.columns.numel() and int(self.columns.max()) >= num_features:
-            raise ValueError(f"columns hold {int(self.columns.max())}, so num_features={num_features} must be larger")
+        """The same features as ``[B, N, num_features]``, for small problems; ValueError for columns out of range."""
+        _check_columns(self.columns, check_whole(num_features, "num_features"))
         columns, real = self.columns.clamp(min=0).long(), self.columns >= 0
         values = real.to(dtype) if self.values is None else torch.where(real, self.values.to(dtype), 0.0)
         x = torch.zeros(*columns.shape[:-1], num_features, dtype=dtype, device=columns.device)
@@ -79,20 +75,15 @@ def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[list[tuple[str, float]]
     """
     for place, sequence in enumerate(X):
         for at, token in enumerate(sequence):
-            try:
-                yield list(_named_values(token))
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"token {at} of sequence {number_of(place)} {error}") from None
-
-
-def _named_values(token: Any) -> Iterable[tuple[str, float]]:
-    if isinstance(token, Mapping):
-        return _values_of(token)
-    if _holds_names(token):
-        return _ones(token)
-    raise TypeError(
-        f"is a {type(token).__name__}: give {{name: text, number, True or False}}, a list of names, or arrays [N, F]"
-    )
+            where = f"token {at} of sequence {number_of(place)}"
+            if _holds_names(token):
+                yield list(_ones(token))
+            elif isinstance(token, Mapping):
+                yield list(_values_of(token, where))
+            else:
+                raise TypeError(
+                    f"{where} is a {type(token).__name__}: give {{name: text, number or bool}}, or a list of names"
+                )
 
 
 def _holds_names(value: Any) -> bool:
@@ -100,31 +91,25 @@ def _holds_names(value: Any) -> bool:
 
 
 def _ones(names: Collection[str]) -> Iterable[tuple[str, float]]:
-    """Each name with the value 1; sets in alphabetical order, as their own differs between processes."""
+    """Each name with the value 1; sets in alphabetical order, as their order differs between processes."""
     return zip(sorted(names) if isinstance(names, Set) else names, itertools.repeat(1.0), strict=False)
 
 
-def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
+def _values_of(token: Mapping[Any, Any], where: str) -> Iterator[tuple[str, float]]:
     for name, value in token.items():
-        if not isinstance(name, str):
-            raise TypeError(f"has a feature named {name!r}: names are texts")
         if isinstance(value, str):
             yield f"{name}={value}", 1.0
         elif isinstance(value, Mapping):
-            yield from ((f"{name}:{inner}", number) for inner, number in _values_of(value))
+            yield from ((f"{name}:{inner}", number) for inner, number in _values_of(value, where))
         elif _holds_names(value):
             yield from ((f"{name}:{inner}", number) for inner, number in _ones(value))
-        elif isinstance(value, Real | np.bool_):
-            try:
-                number = float(value)
-            except OverflowError:  # a whole number of hundreds of digits
-                number = math.inf
-            if not math.isfinite(number):
-                raise ValueError(f"has the feature {name!r} = {number}, which is not finite")
-            if number:
-                yield name, number
+        elif isinstance(name, str) and isinstance(value, Real | np.bool_) and abs(value) <= _LARGEST:  # type: ignore[operator]
+            if value:
+                yield name, float(value)
         else:
-            raise TypeError(f"has the feature {name!r} = {value!r}: values are texts, numbers, True or False")
+            raise ValueError(
+                f"{where} has the feature {name!r}={value!r}: names are texts, values texts, finite numbers or bools"
+            )
 
 
 class FeatureLists:
@@ -186,34 +171,31 @@ class NamedLists(FeatureLists):
         """These sequences, and others behind them."""
         numbers = self._numbers.copy()
         numbers.default_factory = itertools.count(len(numbers)).__next__
-        more, found = copy.copy(self), copy.copy(self)
-        found._numbers = numbers
+        more, joined = copy.copy(self), copy.copy(self)
+        joined._numbers = numbers
         more._read(X, numbers.__getitem__)
         values = None
         if self.values is not None or more.values is not None:
             values = torch.cat([torch.ones(len(o.columns)) if o.values is None else o.values for o in (self, more)])
         rows = torch.cat([self.rows, self.rows[-1] + more.rows[1:]])
         lengths, columns = (torch.cat([getattr(o, name) for o in (self, more)]) for name in ("lengths", "columns"))
-        found._set(lengths, rows, columns, values)
-        return found
+        joined._set(lengths, rows, columns, values)
+        return joined
 
     def vocabulary(self, min_count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
-        """A column for each feature that occurs at least ``min_count`` times, in alphabetical order, behind ``known``.
-
-        What is known has its column, however often it occurs.
-        """
-        counts, held = torch.bincount(self.columns, minlength=len(self._numbers)).tolist(), known or {}
-        new = sorted(name for name, number in self._numbers.items() if counts[number] >= min_count and name not in held)
-        return {**held, **{name: column for column, name in enumerate(new, len(held))}}
+        """The columns of ``known``, then one for each other feature that occurs ``min_count`` times, sorted."""
+        counts, old = torch.bincount(self.columns, minlength=len(self._numbers)).tolist(), known or {}
+        new = sorted(name for name, number in self._numbers.items() if counts[number] >= min_count and name not in old)
+        return {**old, **{name: column for column, name in enumerate(new, len(old))}}
 
     def lists(self, vocabulary: Mapping[str, int]) -> FeatureLists:
         """The features that have a column, in these columns."""
         column = torch.tensor([vocabulary.get(name, -1) for name in self._numbers], dtype=torch.int32)
-        columns, found = column[self.columns.long()], FeatureLists.__new__(FeatureLists)
+        columns, chosen = column[self.columns.long()], FeatureLists.__new__(FeatureLists)
         real = columns >= 0
         rows = torch.nn.functional.pad(real.cumsum(0), (1, 0))[self.rows]
-        found._set(self.lengths, rows, columns[real], None if self.values is None else self.values[real])
-        return found
+        chosen._set(self.lengths, rows, columns[real], None if self.values is None else self.values[real])
+        return chosen
 
 
 class Lists(NamedTuple):
@@ -344,26 +326,19 @@ class TokenLists(NamedTuple):
 
 def check_lists(x: Any) -> SparseFeatures:
     """The features, if type, shapes and dtypes fit; see :func:`as_lists`."""
-    if not isinstance(x, SparseFeatures):
-        raise TypeError(f"x must be torchssvm.SparseFeatures(columns, values), not a {type(x).__name__}")
-    columns, values = x
-    if not isinstance(columns, Tensor) or columns.dtype not in (torch.int64, torch.int32) or columns.ndim != 3:
-        found = f"{columns.dtype} {list(columns.shape)}" if isinstance(columns, Tensor) else type(columns).__name__
-        raise ValueError(f"x.columns must be int64 [B, N, P], got {found}")
+    columns, values = check_type(x, SparseFeatures, "x", "torchssvm.SparseFeatures(columns, values)")
     check_tensor(columns, "x.columns")
+    fits = columns.dtype in (torch.int64, torch.int32) and columns.ndim == 3
     if values is not None:
-        check_tensor(values, "x.values")
-    if values is not None and (not values.is_floating_point() or values.shape != columns.shape):
-        raise ValueError(
-            f"x.values must be floats {list(columns.shape)}, or None for 1; got {values.dtype} {list(values.shape)}"
-        )
+        fits = fits and check_tensor(values, "x.values").is_floating_point() and values.shape == columns.shape
+    if not fits:
+        got = describe(columns) if values is None else f"{describe(columns)} and {describe(values)}"
+        raise ValueError(f"x.columns must be int64 [B, N, P], and x.values None or floats of this shape; got {got}")
     return x
 
 
 def one_token(x: SparseFeatures) -> SparseFeatures:
-    """Lists ``[B, P]`` as those of examples of one token; ValueError for another shape."""
-    if check_tensor(x.columns, "x.columns").ndim != 2:
-        raise ValueError(f"x.columns must be int64 [B, P], a list for each example, got {list(x.columns.shape)}")
+    """Lists ``[B, P]`` as lists of examples of one token; :func:`check_lists` refuses others."""
     return SparseFeatures(x.columns.unsqueeze(1), None if x.values is None else x.values.unsqueeze(1))
 
 
@@ -387,8 +362,7 @@ def lists_of_rows(x: SparseFeatures, num_features: int, dtype: torch.dtype) -> L
 def _check_columns(columns: Tensor, num_features: int) -> None:
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
         raise ValueError(
-            f"x.columns holds {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, and "
-            "-1 behind a list"
+            f"x.columns has {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, or -1"
         )
 
 

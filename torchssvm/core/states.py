@@ -52,7 +52,7 @@ class Numbers(NamedTuple):
 def check_entries(state: Any, wanted: dict[str, Any], where: str) -> None:
     """Raise ValueError unless ``state`` has these entries and no others.
 
-    An entry is wanted as a type, as :class:`Numbers`, as a list of what its items are, or as its value, which
+    ``wanted`` describes an entry by a type, by :class:`Numbers`, by a list of descriptions, or by its value, which
     identifies the problem.
     """
     if not isinstance(state, dict) or state.keys() != wanted.keys():
@@ -74,7 +74,7 @@ def _check_entry(value: Any, wanted: Any, where: str) -> None:
         case _:
             fits = type(value) is type(wanted) and value == wanted
             if not fits and isinstance(value, str | int | float):
-                raise ValueError(f"the checkpoint is of another problem: {where} is {value} there and {wanted} here")
+                raise ValueError(f"the checkpoint is of another problem: {where} is {value}, and must be {wanted}")
     if not fits:
         raise damaged(where)
 
@@ -95,7 +95,7 @@ class Stateful(ABC):
 
     @abstractmethod
     def _entries(self) -> dict[str, Any]:
-        """Copies of the state's entries, without those of :meth:`_nested`; one named ``"format"`` adds a checksum."""
+        """Copies of the state's entries, except those of :meth:`_nested`; ``"format"`` adds a checksum."""
 
     def _nested(self) -> dict[str, Stateful]:
         """The objects whose states are entries."""
@@ -149,14 +149,14 @@ class Stateful(ABC):
             self.restore(state)
 
     def part_of_state(self, state: dict[str, Any], own: range | Tensor) -> dict[str, Any]:
-        """The state of some examples, consecutive ones or those of any places ``[m]`` int64, from that of all."""
+        """The state of some examples, a range or places ``[m]`` int64, from the state of all."""
         rows: Any = slice(own.start, own.stop) if isinstance(own, range) else own
         part = {**state, **{name: _each(state[name], lambda tensor: tensor[rows]) for name in self.per_example}}
         part |= {name: each.part_of_state(state[name], own) for name, each in self._nested().items()}
         return with_seal(part) if "seal" in part else part
 
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
-        """The state of all examples, from those of every process, which holds these consecutive parts of them."""
+        """The state of all examples, from the states of processes with these consecutive ``parts`` of them."""
         whole = {**states[0], **{name: _joined([state[name] for state in states]) for name in self.per_example}}
         for name, each in self._nested().items():
             whole[name] = each.merged_state([state[name] for state in states], parts)
@@ -164,7 +164,7 @@ class Stateful(ABC):
 
 
 def _each(value: Any, act: Callable[[Tensor], Tensor]) -> Any:
-    """The same of a tensor, or of each in a list."""
+    """``act`` on a tensor, or on each tensor of a list; None stays None."""
     if isinstance(value, list):
         return [act(tensor) for tensor in value]
     return value if value is None else act(value)
@@ -177,11 +177,11 @@ def _joined(values: list[Any]) -> Any:
 
 
 class ByRank(Stateful):
-    """An object whose state is a part of that in checkpoints, if several processes train together.
+    """An object whose state is spread over the processes that train together.
 
-    All ranks call ``consolidate_state_dict()``, one of them then ``state_dict()``: torch's ``ZeroRedundancyOptimizer``
-    has the same two methods, and Lightning calls them. :func:`torchssvm.save_checkpoint` does it by itself. Every rank
-    loads the whole state and takes its part.
+    All ranks call ``consolidate_state_dict()``, then one of them ``state_dict()``, as for torch's
+    ``ZeroRedundancyOptimizer``; Lightning and :func:`torchssvm.save_checkpoint` call both. Every rank loads the whole
+    state and takes its part.
     """
 
     ranks: Ranks
@@ -189,7 +189,7 @@ class ByRank(Stateful):
     _collected: Any = None  # the progress at which _whole was collected
 
     def _progress(self) -> Any:
-        """A value that every step changes, so that a state collected before a step is not taken for a later one."""
+        """A value that every step changes; it tells whether a collected state is out of date."""
         return None
 
     def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class ByRank(Stateful):
         return parts[self.ranks.rank] if len(parts) == self.ranks.size else self._restarted(parts)
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """The part of this process, where the state is of another number of processes."""
+        """The part of this process, from a state of another number of processes."""
         raise NotImplementedError
 
     @override
@@ -222,8 +222,8 @@ class ByRank(Stateful):
         whole, self._whole = self._whole, None
         if whole is None or self._collected != self._progress():
             raise RuntimeError(
-                f"rank {self.ranks.rank} has only a part of the {self.state_name}: call consolidate_state_dict() on "
-                "every rank before state_dict(), or save_checkpoint(...) on every rank"
+                f"rank {self.ranks.rank} has only a part of the {self.state_name}: call consolidate_state_dict(), or "
+                "save_checkpoint(...), on every rank"
             )
         return whole
 
@@ -258,17 +258,17 @@ def seal(state: Any) -> int:
 
 
 def with_seal(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with a checksum of its entries, by which edited states are refused."""
+    """The state with a checksum of its entries."""
     return {**state, "seal": seal({name: value for name, value in state.items() if name != "seal"})}
 
 
 def check_seal(state: Any, form: int, where: str) -> None:
     """Raise ValueError, naming ``where``, unless the state has the format ``form`` and its own checksum."""
     if not isinstance(state, dict) or state.get("format") != form:
-        there = state.get("format") if isinstance(state, dict) else None
+        written = state.get("format") if isinstance(state, dict) else None
         raise ValueError(
-            f"the checkpoint's {where} has format {there}, this version reads format {form}: load it with the release "
-            "that wrote it, or train anew"
+            f"the checkpoint's {where} has format {written}, this version reads format {form}: load it with the "
+            "release that wrote it"
         )
     if state.get("seal") != with_seal(state)["seal"]:
         raise ValueError(f"the checkpoint is damaged: {where} does not match its checksum. Load an earlier checkpoint")

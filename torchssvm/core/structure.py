@@ -1,4 +1,4 @@
-"""What a structure is, and the loss-augmented decoding that everything else is made of."""
+"""Structures: the parts, the loss and the decoding of an output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_tensor, describe, naming, row_names
+from torchssvm.core.arguments import check_tensor, naming, row_names
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.max_marginals import margins_by_decoding
@@ -36,7 +36,7 @@ from torchssvm.core.potentials import (
 
 @dataclass(eq=False)
 class OracleResult:
-    """One output of every example of a batch, as the max oracle, the cache or a structure's examination found it.
+    """One output of every example of a batch, with its score and its loss.
 
     Attributes:
         labeling: The outputs s_i.
@@ -46,12 +46,11 @@ class OracleResult:
         upper: ``[B]`` float64, an upper bound of H_i; None where ``hinge`` is one.
         exact: Whether ``hinge`` is H_i.
         relaxed: Whether the outputs may lie outside of the hull of outputs.
-        decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
-        column: ``[B]`` int64, the column of ``Stored.atoms`` that holds the labeling already, 0 where none does; None
-            where nobody asked.
-        read: ``hinge`` and ``bound`` on the CPU, where the max oracle has read them.
+        decoded: ``[B]`` bool, whether the max oracle was called; None if it was called for all.
+        column: ``[B]`` int64, the column of ``Stored.atoms`` with this labeling, 0 if there is none; None if unknown.
+        read: ``hinge`` and ``bound`` on the CPU, if the max oracle has read them.
         made: ``p(s_i) - p(y_i)`` if they were made to score the outputs; else None.
-        make: Makes them; None where nobody may ask for them.
+        make: Makes them; None if they are not available.
     """
 
     labeling: Any
@@ -93,13 +92,13 @@ class Decoding(NamedTuple):
     """What a max oracle returns.
 
     Attributes:
-        labeling: The outputs found, one for each example.
-        value: ``[B]``, their scores under the potentials that were decoded; None lets them be computed from the parts.
-            -inf says that no output is possible, as potentials of -inf forbid each: the labeling then means nothing.
+        labeling: One output for each example.
+        value: ``[B]``, the scores under the decoded potentials; None if they are to be computed from the parts. -inf
+            means that potentials of -inf forbid every output.
         bound: ``[B]``, no output scores higher than this; None means that ``value`` is the maximum.
         exact: Whether the labeling is a maximiser. An approximate oracle says False and gives its bound.
         relaxed: Whether labelings may lie outside of the hull of outputs, such as a fractional vertex of a linear
-            program. The dual then is that of the relaxation, and so are its certificates.
+            program. Dual and certificates then belong to the relaxation.
 
     Example:
         >>> decoding = Multiclass(3).argmax(Potentials(torch.tensor([[0.0, 2.0, 1.0]])))
@@ -115,11 +114,7 @@ class Decoding(NamedTuple):
 
 
 def scored(structure: Structure, oracle: Callable[..., Any], potentials: Any, *args: Any, **kwargs: Any) -> Any:
-    """What an oracle of the structure returns for the output of a head, whose scores are checked once.
-
-    Raises:
-        ValueError: A score is NaN or +inf, or a tensor that the structure needs is missing.
-    """
+    """Check the scores of a head once, and call an oracle; ValueError if a score is NaN or +inf."""
     potentials = as_potentials(potentials)
     if potentials.examined or plain() or transformed():
         return oracle(potentials, *args, **kwargs)
@@ -128,17 +123,12 @@ def scored(structure: Structure, oracle: Callable[..., Any], potentials: Any, *a
         potentials.examined = True
         try:
             return oracle(potentials, *args, **kwargs)
-        except KeyError as error:
-            if not is_ours(type(structure)) or not error.args or error.args[0] in potentials.tensors:
-                raise  # others have dictionaries of their own
-            message = f"{structure}: {error} is none of the potentials {sorted(potentials.tensors)}"
-            raise ValueError(message + ": give what a head returned") from error
         finally:
             potentials.examined = False
 
 
 def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
-    """An oracle that takes any output of a head, and checks the scores; see :func:`scored`."""
+    """Make an oracle take any output of a head and check the scores."""
 
     @functools.wraps(oracle)
     def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +138,7 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _naming(check: Callable[..., Any]) -> Callable[..., Any]:
-    """A structure's check of targets that names examples, where the potentials know them."""
+    """Make the errors of a check of targets name examples, where the potentials know them."""
 
     @functools.wraps(check)
     def call(self: Structure, target: Any, potentials: Potentials, *args: Any, **kwargs: Any) -> Any:
@@ -158,21 +148,8 @@ def _naming(check: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _of_labelings(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss that refuses by name what holds no tensor."""
-
-    @functools.wraps(loss)
-    def call(self: Structure, labeling: Any, target: Any) -> Any:
-        for name, given in (("labeling", labeling), ("target", target)):
-            if not tree_tensors(given):
-                raise TypeError(f"loss: {name} must hold tensors, as a labeling of decode does, not {describe(given)}")
-        return loss(self, labeling, target)
-
-    return call
-
-
 def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor whose tensors hold numbers, also of a model that is made on the meta device."""
+    """Make a constructor put its tensors on the CPU where the default device is meta."""
 
     @functools.wraps(init)
     def call(self: Structure, *args: Any, **kwargs: Any) -> None:
@@ -183,15 +160,15 @@ def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class Structure(ABC):
-    """What an output is: its parts, its loss, and how the best one is found.
+    """A kind of output: its parts, its loss, and its decoder.
 
-    A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the rest has defaults. Score and loss
-    are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
+    A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the other methods have defaults. Score
+    and loss are linear in the parts: ``score(y) = <parts(y), potentials>``,
+    ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
 
-    ``decode`` takes whatever a head returns: :class:`Potentials`, a tensor, or tensors by name. It refuses scores that
-    are NaN or +inf, as training and certificates do; -inf stands for what is forbidden. A subclass's own methods are
-    called as they are: oracles with :class:`Potentials`, and methods other than ``check_target`` with targets as that
-    returned them.
+    ``decode`` takes any output of a head: :class:`Potentials`, a tensor, or tensors by name. It refuses scores that are
+    NaN or +inf, as training and certificates do; -inf forbids a part. Oracles of a subclass get :class:`Potentials`.
+    ``check_target`` gets the user's target, and the other methods get the target that it returned.
 
     Example:
         >>> from torchssvm.core.structure import Decoding
@@ -209,25 +186,25 @@ class Structure(ABC):
     """
 
     padding: int = -1
-    """What stands in a labeling beyond an example's length."""
+    """The padding value of labelings."""
 
     unit: str = "token"
-    """What a labeling has one number of, in words about errors."""
+    """Name of one position of a labeling, used in error messages."""
 
     quick_to_decode: bool = False
-    """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
+    """Whether decoding takes no longer than the rest of a step; labelings are then not reused."""
 
     target_is_labeling: bool = False
-    """Whether a target that is a tensor has the shape and dtype of a labeling; subclasses say it anew."""
+    """Whether targets that are tensors have the shape and the dtype of a labeling."""
 
     not_plain: str = ""
-    """Why plain torch operators do not decode it, as a clause; empty where they do."""
+    """Why plain torch operators cannot decode it, as a clause; empty where they can."""
 
     state_parts: tuple[float, float] = (0.0, 1.0)
-    """The part of a single state that an output has not, and of one that it has: max-marginals are for two values."""
+    """Part values of an absent and of a present state."""
 
     pairwise_if_few: bool = False
-    """Whether pairwise steps are quicker where there are fewer examples than weights, although decoding is quick."""
+    """Whether pairwise steps are faster with fewer examples than weights, although decoding is quick."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -238,8 +215,6 @@ class Structure(ABC):
                 setattr(cls, name, gated(vars(cls)[name]))
         if "__init__" in vars(cls):
             cls.__init__ = _on_cpu(vars(cls)["__init__"])  # type: ignore[method-assign]
-        if "loss" in vars(cls):
-            cls.loss = _of_labelings(vars(cls)["loss"])  # type: ignore[method-assign]
         if "check_target" in vars(cls):
             cls.check_target = _naming(vars(cls)["check_target"])  # type: ignore[method-assign]
 
@@ -267,8 +242,8 @@ class Structure(ABC):
     def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
         """The loss as potentials: ``(delta, constant)`` with ``loss(y, target) = <parts(y), delta> + constant``.
 
-        ``delta`` is shaped like the potentials (names left out are zero); ``constant`` is ``[B]``. A structure whose
-        own ``augmented_argmax`` does without raises NotImplementedError: the losses of its blocks are not compared.
+        ``delta`` is shaped like the potentials (names left out are zero); ``constant`` is ``[B]``. A structure that
+        overrides ``augmented_argmax`` may raise NotImplementedError: the losses of its blocks are then not compared.
         """
 
     @gated
@@ -278,15 +253,15 @@ class Structure(ABC):
         A :class:`Decoding`'s value and bound include the loss. The default decodes ``potentials + loss_potentials``.
         """
         delta, constant = loss_by_name(self, target, potentials)
-        found = as_decoding(self.argmax(augmented(potentials, delta)))
+        decoding = as_decoding(self.argmax(augmented(potentials, delta)))
         constant = constant.to(torch.float64)
-        return found._replace(
-            value=None if found.value is None else found.value + constant,
-            bound=None if found.bound is None else found.bound + constant,
+        return decoding._replace(
+            value=None if decoding.value is None else decoding.value + constant,
+            bound=None if decoding.bound is None else decoding.bound + constant,
         )
 
     def mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        """The mean loss of blocks, from the blocks: whether the dual's losses are those of what it holds.
+        """The mean loss of dual blocks, computed from the blocks; the dual's stored losses are compared with it.
 
         Losses are linear in the parts and zero at the target, so that ``psi = p(y_i) - mu_i`` has the mean loss
         ``-<psi, delta>``.
@@ -295,45 +270,41 @@ class Structure(ABC):
             psi: ``sum_y alpha_i(y) (-difference(y))`` of every example.
 
         Returns:
-            ``[B]`` float64 each: the mean losses, and the sum of the absolute values that they were summed from. None
-            where they do not follow from psi.
+            ``[B]`` float64 each: the mean losses, and the sums of the absolute values of their terms. None if psi does
+            not determine them.
         """
         try:
             delta, _ = loss_by_name(self, target, potentials)
-        except NotImplementedError:  # an oracle of its own may do without
+        except NotImplementedError:
             return None
-        known = {name: tensor for name, tensor in psi.items() if name in delta}
-        costs = {name: delta[name].to(tensor.dtype).expand_as(tensor) for name, tensor in known.items()}
-        if not known:
+        counted = {name: tensor for name, tensor in psi.items() if name in delta}
+        costs = {name: delta[name].to(tensor.dtype).expand_as(tensor) for name, tensor in counted.items()}
+        if not counted:
             return None
-        mean, sizes = inner_and_sizes(known, costs)
+        mean, sizes = inner_and_sizes(counted, costs)
         return -mean, sizes
 
     def known_scores(self, potentials: Potentials) -> Parts | None:
-        """Scores that are known and not trained: they are added to the potentials wherever outputs are decoded.
+        """Fixed scores, shaped like the potentials, that are added wherever outputs are decoded; None by default.
 
-        The potentials themselves stay linear in the weights, so ``check_target`` keeps such scores with the target, and
-        ``loss`` and ``loss_potentials`` of checked targets hold them: a loss may then be negative. The maximum of loss
-        and score is not, as the target has 0. The default knows of none.
-
-        Returns:
-            Scores shaped like the potentials, or None.
+        The potentials stay linear in the weights: ``check_target`` keeps fixed scores with the target, and ``loss`` and
+        ``loss_potentials`` include them. A loss may then be negative; the largest loss plus score is not.
         """
         return None
 
     def task_loss(self, labeling: Labeling, target: Labeling) -> Tensor:
-        """The loss by which predictions are judged, ``[B]``: that of training, without known scores."""
+        """The loss that evaluates predictions, ``[B]``: the training loss without known scores."""
         return self.loss(labeling, target)
 
     def by_position(self, labeling: Labeling) -> Labeling:
-        """What :func:`torchssvm.evaluate` compares at each position of a labeling and a target: by default these."""
+        """The tensors that :func:`torchssvm.evaluate` compares position by position; by default the labeling."""
         return labeling
 
     def plain_decoder(self) -> nn.Module | None:
         """A module ``(tensors, lengths) -> labelings`` of plain torch operators, which torch can export and compile.
 
-        Its attribute ``ragged`` says whether examples have lengths. None where ``decode`` itself is to be traced, as it
-        is where a subclass has an ``argmax`` or a ``decode`` of its own.
+        Its attribute ``ragged`` says whether examples have lengths. None means that ``decode`` itself is traced, as for
+        a subclass that defines ``argmax`` or ``decode``.
 
         Raises:
             TypeError: Plain operators cannot decode the structure.
@@ -342,7 +313,7 @@ class Structure(ABC):
             if reason := vars(cls).get("not_plain"):
                 raise TypeError(
                     f"{cls.__name__} cannot be decoded in plain torch operators: {reason}. Call "
-                    "head.structure.decode(head(x)) instead; load_head(path) reads such a model from a file"
+                    "head.structure.decode(head(x))"
                 )
             if "_plain" in vars(cls):
                 return self._plain()
@@ -351,36 +322,33 @@ class Structure(ABC):
         return None
 
     def _plain(self) -> nn.Module | None:
-        """What :meth:`plain_decoder` returns."""
         return None
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """Where the potentials can matter, for tensors that are padded in other ways than ``ragged`` says: masks.
-
-        ``Weights()`` looks at the features there, to see whether they have moved. The default knows of no such tensor.
+        """Masks of the real entries of tensors that are padded otherwise than ``ragged`` says; none by default.
 
         Returns:
-            Bool by name, which broadcasts to the tensor; names left out matter wherever ``ragged`` says.
+            Bool by name, which broadcasts to the tensor; ``ragged`` describes tensors that are left out.
         """
         return {}
 
     def signed(self, name: str) -> bool:
-        """Whether outputs may have negative parts of these potentials: -inf is then refused, as +inf is."""
+        """Whether outputs may have negative parts for these potentials; scores of -inf are then refused too."""
         return False
 
     def same_as(self, other: Structure) -> bool:
-        """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
+        """Whether ``other`` has the same class and the same ``repr``."""
         return type(self) is type(other) and repr(self) == repr(other)
 
     def extends(self, other: Structure) -> bool:
-        """Whether every output of ``other`` is one of this structure, of the same number and the same losses."""
+        """Whether every output of ``other`` is an output of this structure, with the same labels and losses."""
         return self.same_as(other)
 
     def settings(self) -> str:
-        """What the blocks of a dual depend on: exact passes refuse a structure in which it has changed.
+        """The settings that dual blocks depend on; exact passes refuse a structure in which they have changed.
 
-        The default is the name of a class of one's own, whose attributes may count or cache, and the ``repr`` of one of
-        this package. Structures leave out how the best output is found, which may change.
+        The default is the ``repr`` of a structure of this package, and the class name of any other, whose attributes
+        may be counters or caches. Settings of the decoder are left out: they may change.
         """
         return repr(self) if is_ours(type(self)) else type(self).__name__
 
@@ -394,9 +362,7 @@ class Structure(ABC):
         return as_decoding(scored(self, self.argmax, potentials)).labeling
 
     def marginals(self, potentials: Potentials) -> Marginals:
-        """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of ``SoftmaxMargin``.
-
-        Optional; nothing else needs it.
+        """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of ``SoftmaxMargin``; optional.
 
         Raises:
             NotImplementedError: The structure has none.
@@ -406,30 +372,30 @@ class Structure(ABC):
         )
 
     def target_marginals(self, potentials: Potentials, target: Labeling) -> Marginals:
-        """:meth:`marginals` among the outputs that show the target: the target alone, where no part of it is hidden."""
+        """:meth:`marginals` over the outputs that agree with the observed part of the target."""
         parts = conform(self.parts(target), potentials, "parts(target)")
         return Marginals(parts=parts, log_partition=inner(parts, potentials.tensors))
 
     def choose_target(self, potentials: Potentials, given: Any, target: Labeling) -> Labeling:
-        """The output that the hinge compares with: ``target``, which ``check_target`` made of ``given``.
+        """The target of the hinge: ``target``, which ``check_target`` made of ``given``.
 
-        Where parts of it are hidden, it is the output of the highest score that shows it.
+        With hidden parts, it is the best output that agrees with the observed part.
         """
         return target
 
     @gated
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Margins as confidences: the best score of an output with a part, less the best of one without it.
+        """Margins as confidences: the best score of an output with a part, minus the best score without it.
 
-        Parts are the states of single positions, frames, nodes or labels, edges, or decisions that are 0 or 1. Those of
-        the best output have no margin below 0, and the others none above: 0 says that another output scores as well. A
-        part that no output can have has ``-inf``, and one that all have ``inf``. They are exact. Chains, segments,
-        trees, forests, classes and label sets without pairs have a way of their own; others decode the batch once more
-        for each part. Rankings have none.
+        Parts are the states of positions, frames, nodes or labels, edges, or decisions that are 0 or 1. Parts of the
+        best output have margins of at least 0, other parts at most 0; 0 is a tie. A part that no output can have has
+        ``-inf``, and a part of all outputs has ``inf``. Margins are exact. Chains, segments, trees, forests, classes
+        and label sets without pairs compute them directly; other structures decode once more for each part. Rankings
+        have none.
 
         Returns:
-            Float64, shaped like the first potentials, those of single states; 0 where an example is padded, and else
-            NaN where scores of ``-inf`` forbid every output.
+            Float64, shaped like the first potentials; 0 in the padding, and NaN where scores of ``-inf`` forbid every
+            output.
 
         Raises:
             TypeError: The structure has none.
@@ -445,8 +411,8 @@ class Structure(ABC):
     def examine(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> OracleResult:
         """Score, relative to the target's, and loss of one labeling of every example.
 
-        The default makes the parts of the labeling. A structure that can do without them is faster; it must give NaN
-        or an infinite score where the potentials of an example are not finite.
+        The default makes the parts of the labeling. An override must return a score that is NaN or infinite if the
+        potentials of an example are not finite.
 
         Args:
             labeling: As ``argmax`` returns it.
@@ -455,20 +421,17 @@ class Structure(ABC):
         return OracleResult(labeling, inner(parts, potentials.tensors), self.loss(labeling, target), parts)
 
     def add_difference(self, parts: Parts, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
-        """``parts + difference(labeling, target)``, padding checked; it may write into ``parts``.
+        """``parts + difference(labeling, target)``; it may write into ``parts``.
 
         Raises:
-            ValueError: The difference is not zero beyond an example's length.
+            ValueError: The difference is not zero in the padding.
         """
         difference = self.difference(labeling, target, potentials)
         check_padding(difference, potentials)
         return {name: tensor + difference[name] for name, tensor in parts.items()}
 
     def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
-        """Scores of several labelings of every example, less the target's: ``<p(y) - p(y_i), theta_i>``.
-
-        This is how cached labelings are scored without decoding. The default makes their parts one after another; a
-        structure whose parts are sparse gathers from the potentials instead.
+        """Scores of cached labelings of every example, minus the target's: ``<p(y) - p(y_i), theta_i>``.
 
         Args:
             labelings: As ``argmax`` returns them, with an axis of C labelings after the batch: ``[B, C, ...]``.
@@ -498,13 +461,13 @@ class Structure(ABC):
     def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
         """``max_y <difference(y), theta_i>``, or an upper bound of it: ``[B]`` float64, at least 0.
 
-        The hinge without the loss; where a regularisation path begins follows from it. The default decodes plainly.
+        The hinge without the loss; it determines the start of a regularisation path.
         """
-        found = as_decoding(self.argmax(potentials))
-        if found.bound is not None:
-            own = inner(conform(self.parts(target), potentials, "parts(target)"), potentials.tensors)
-            return (found.bound.to(torch.float64) - own).clamp(min=0.0)
-        return inner(self.difference(found.labeling, target, potentials), potentials.tensors).clamp(min=0.0)
+        decoding = as_decoding(self.argmax(potentials))
+        if decoding.bound is not None:
+            score = inner(conform(self.parts(target), potentials, "parts(target)"), potentials.tensors)
+            return (decoding.bound.to(torch.float64) - score).clamp(min=0.0)
+        return inner(self.difference(decoding.labeling, target, potentials), potentials.tensors).clamp(min=0.0)
 
     def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
         """Stored labelings ``[B, C, ...]`` with the padding of this batch's ``target``.
@@ -512,44 +475,37 @@ class Structure(ABC):
         The default crops every tensor to the shape of the target's, or fills it up with ``padding``.
 
         Raises:
-            ValueError: Labelings and targets are of different kinds, so that the target's shape says nothing.
+            ValueError: The target has another number of tensors or axes than the labelings.
         """
-        held, like = tree_tensors(labelings), tree_tensors(target)
-        if len(held) != len(like) or any(h.ndim != t.ndim + 1 for h, t in zip(held, like, strict=True)):
-            raise ValueError(
-                f"{type(self).__name__} has targets unlike its labelings: define resize(labelings, target)"
-            )
-        return tree_replace(labelings, [fit(h, t.shape[1:], self.padding) for h, t in zip(held, like, strict=True)])
+        stored, like = tree_tensors(labelings), tree_tensors(target)
+        if [s.ndim for s in stored] != [t.ndim + 1 for t in like]:
+            raise ValueError(f"{type(self).__name__} has targets unlike its labelings: define resize()")
+        return tree_replace(labelings, [fit(s, t.shape[1:], self.padding) for s, t in zip(stored, like, strict=True)])
 
     @_naming
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
-        """The target in the form that ``parts`` and ``loss`` take, or an error that says what is wrong with it.
+        """The target in the form that ``parts`` and ``loss`` take.
 
-        The default takes any target whose tensors have the batch as first axis and whose own loss is zero. A structure
-        with its own check, and a loss that is zero at the target by construction, need not look at the loss.
+        The default takes tensors with the batch as first axis, whose ``loss(target, target)`` is zero.
 
         Raises:
             TypeError: The target holds no tensor, or one that is sparse, complex or on the meta device.
-            ValueError: The target does not fit the potentials, or its own loss is not zero.
+            ValueError: The target does not fit the potentials, or ``loss(target, target)`` is not zero.
         """
-        tensors = tree_tensors(target)
-        if not tensors:
-            raise TypeError(f"target must be tensors with the batch as first axis; it is {describe(target)}")
-        for tensor in tensors:
-            check_tensor(tensor, "target")
-        if isinstance(target, Tensor) and (not target.ndim or target.shape[0] != potentials.batch_size):
-            raise ValueError(
-                f"target is {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
-            )
-        own = per_example(self.loss(target, target), potentials, "loss(target, target)")
-        reject_rows(own != 0, "the target's own loss is not zero in {rows}: loss(target, target) must be 0")
+        for tensor in tree_tensors(target) or [target]:
+            if check_tensor(tensor, "target").shape[:1] != (potentials.batch_size,):
+                raise ValueError(
+                    f"target is {list(tensor.shape)}: its first axis must be the batch, {potentials.batch_size}"
+                )
+        loss = per_example(self.loss(target, target), potentials, "loss(target, target)")
+        reject_rows(loss != 0, "loss(target, target) is not zero in {rows}: it must be 0")
         return target
 
     def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
-        """All outputs of a small problem; None if that is not offered.
+        """All outputs of a small problem, for tests and ``torchssvm.check``; None by default.
 
-        It yields labelings of the whole batch, as ``argmax`` returns them, one output at a time. Every example must
-        meet each of its own outputs at least once. Used by tests and by ``torchssvm.check``.
+        It yields labelings of the whole batch, as ``argmax`` returns them. Every example must get each of its outputs
+        at least once.
         """
         return None
 
@@ -565,16 +521,15 @@ class Structure(ABC):
 
 
 def loss_by_name(structure: Structure, target: Labeling, potentials: Potentials) -> tuple[Parts, Tensor]:
-    """The structure's ``loss_potentials``, by name; a bare tensor is that of the first potentials."""
-    found = structure.loss_potentials(target)
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        raise TypeError(f"loss_potentials(target) must return (delta, constant), got {describe(found)}")
-    delta, constant = found
+    """The structure's ``loss_potentials``, by name; a bare tensor belongs to the first potentials."""
+    delta, constant = structure.loss_potentials(target)
     named = {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta)
     for name, tensor in potentials.tensors.items():
         if name in named and named[name].shape != tensor.shape:
-            shapes = f"must have the shape of the potentials, {list(tensor.shape)}, got {list(named[name].shape)}"
-            raise ValueError(f"loss_potentials(target): delta of {name!r} {shapes}")
+            raise ValueError(
+                f"loss_potentials(target): delta {name!r} is {list(named[name].shape)} and must be shaped like the "
+                f"potentials, {list(tensor.shape)}"
+            )
     return named, constant
 
 
@@ -589,11 +544,11 @@ def augmented(potentials: Potentials, delta: Parts) -> Potentials:
 
 
 def check_padding(parts: Parts, potentials: Potentials) -> None:
-    """Raise ValueError if parts are not zero beyond an example's rows: nothing is stored there."""
+    """Raise ValueError if parts are not zero in the padding: blocks do not store it."""
     for name, tensor in parts.items():
         padding = padding_of(potentials, name)
         if padding is not None and bool(torch.where(padding, tensor, 0.0).any()):
-            raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
+            raise ValueError(f"parts {name!r} are not zero in the padding: set them to 0 beyond the lengths")
 
 
 def fit(tensor: Tensor, trailing: Sequence[int], padding: int) -> Tensor:
@@ -621,13 +576,13 @@ def digest(values: Tensor) -> str:
     return f"<{list(values.shape)} crc32 {zlib.crc32(values.detach().cpu().contiguous().numpy().tobytes()):08x}>"
 
 
-def as_decoding(found: Decoding | Labeling) -> Decoding:
+def as_decoding(output: Decoding | Labeling) -> Decoding:
     """Wrap a bare labeling as an exact decoding."""
-    return found if isinstance(found, Decoding) else Decoding(found)
+    return output if isinstance(output, Decoding) else Decoding(output)
 
 
 def per_example(value: Tensor, potentials: Potentials, argument: str) -> Tensor:
-    """The values of a batch, ``[B]`` float64; ValueError names ``argument`` if the shape is another."""
+    """The values of a batch, ``[B]`` float64; ValueError, naming ``argument``, for another shape."""
     if value.shape != (potentials.batch_size,):
         raise ValueError(f"{argument} must have shape [{potentials.batch_size}], got {list(value.shape)}")
     return value.to(torch.float64)

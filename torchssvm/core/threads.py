@@ -20,13 +20,12 @@ Result = TypeVar("Result")
 def run_in_chunks(
     function: Callable[[int, int, int], Result], sizes: Sequence[int] | np.ndarray, *, grain: float = 0.0
 ) -> list[Result]:
-    """The results of ``function(begin, end, index)`` for contiguous ranges of about equal work, one for each thread, in
-    order.
+    """The results of ``function(begin, end, index)`` for contiguous ranges of about equal work, one for each thread.
 
-    The calling thread takes the first range, then any range that no other thread has started: a busy pool cannot block
-    the call. ``function`` should release the GIL, and must not depend on thread-local settings such as
-    ``torch.no_grad``. At most ``torch.get_num_threads()`` threads run; a call from inside ``function`` is not split
-    again. The first exception is raised after all ranges are done.
+    The calling thread takes the first range, then any range that no other thread has started, so that a busy pool
+    cannot block it. ``function`` should release the GIL, and must not depend on thread-local settings such as
+    ``torch.no_grad``. At most ``torch.get_num_threads()`` threads run; nested calls are not split. The first exception
+    is raised after all ranges are done.
 
     Args:
         function: Processes items ``begin`` to ``end - 1``; ``index`` is the number of the range, from 0.

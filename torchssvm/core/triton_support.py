@@ -42,7 +42,7 @@ def triton_available() -> bool:
                 f"Triton found no C compiler or no Python.h ({type(error).__name__}: {str(error).strip()[:200]}): "
                 "install gcc and the headers of Python, such as python3-dev"
             )
-    warn(f"kernels for CUDA are replaced by torch operations and by kernels of the CPU, which is slower: {lacking}")
+    warn(f"torch operations and CPU kernels replace the kernels for CUDA, which is slower: {lacking}")
     return False
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
@@ -23,11 +24,11 @@ def victim(count, mass, used):
         return count
     slot = 0
     for c in range(1, len(mass)):
-        held, least = mass[c], mass[slot]
-        if held == 0.0:
+        candidate, least = mass[c], mass[slot]
+        if candidate == 0.0:
             if least > 0.0 or used[c] < used[slot]:
                 slot = c
-        elif least > 0.0 and held < least:
+        elif least > 0.0 and candidate < least:
             slot = c
     return slot
 
@@ -45,8 +46,8 @@ _FIELDS = ("count", "length", "mass", "loss", "used", "known")
 class ActiveSets(Stateful):
     """Up to ``capacity`` labelings for each of n examples; those with mass are the active set, all are the cache.
 
-    Labelings are kept in the smallest integer type that holds them. If a rule needs inner products of an example's
-    labelings, these are kept too: ``capacity^2`` numbers an example.
+    Labelings are kept in the smallest integer type that fits. If a rule needs inner products of an example's labelings,
+    these are kept too: ``capacity^2`` numbers an example.
 
     Attributes:
         count: ``[n]`` int64, number of labelings; they fill the first slots.
@@ -87,8 +88,8 @@ class ActiveSets(Stateful):
     def read(self, index: Tensor, columns: int, template: Labeling) -> Labeling:
         """The first ``columns`` labelings of the examples: ``[B, columns, ...]``, in the template's dtypes."""
         dtypes = [t.dtype for t in tree_tensors(template)]
-        found = [t[index, :columns].to(dtype) for t, dtype in zip(self.labelings, dtypes, strict=True)]
-        return tree_replace(template, found)
+        tensors = [t[index, :columns].to(dtype) for t, dtype in zip(self.labelings, dtypes, strict=True)]
+        return tree_replace(template, tensors)
 
     def insert(
         self,
@@ -99,22 +100,21 @@ class ActiveSets(Stateful):
         mass: Tensor | None = None,
         evict: Callable[[Tensor, Tensor], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Cache new labelings ``[R, ...]`` of the examples ``index`` ``[R]``, with losses ``[R]`` and masses, if they
-        have any.
+        """Cache new labelings ``[R, ...]`` of the examples ``index`` ``[R]``, with losses ``[R]`` and optional masses.
 
-        A labeling takes a free slot, else that of the least recent one without mass, else that with the least mass:
-        ``evict`` is called with the positions and slots of those. Returns the positions in ``index`` that were cached
-        (all with mass are), and their slots.
+        A labeling takes a free slot, else the slot of the least recent labeling without mass, else the slot with the
+        least mass, for which ``evict`` is called with positions and slots. Returns the positions in ``index`` that were
+        cached, among them all with mass, and their slots.
         """
         device, given = index.device, () if mass is None else (mass,)
         count, masses, used, *gained = read_together(*(t[index] for t in (self.count, self.mass, self.used)), *given)
         slots = torch.empty_like(count)
         victims(*(t.numpy() for t in (count, masses, used)), slots.numpy())
         at_slot = masses.gather(1, slots.clamp(max=self.capacity - 1).unsqueeze(1)).squeeze(1)
-        held = torch.where(slots < count, at_slot, 0.0)
-        wanted = (held == 0.0) | (gained[0] > 0.0) if gained else held == 0.0
+        lost = torch.where(slots < count, at_slot, 0.0)
+        wanted = (lost == 0.0) | (gained[0] > 0.0) if gained else lost == 0.0
         rows = wanted.nonzero().flatten()
-        leaving = rows[held[rows] > 0.0]
+        leaving = rows[lost[rows] > 0.0]
         if len(leaving):
             assert evict is not None
             evict(upload(leaving, device), upload(slots[leaving], device))
@@ -131,7 +131,7 @@ class ActiveSets(Stateful):
         return kept, slots
 
     def _write(self, index: Tensor, slots: Tensor, labeling: Labeling, loss: Tensor, first: Tensor) -> None:
-        """Write one labeling of each example ``index`` into its slot, with mass 0; those ``first`` had none before."""
+        """Write one labeling of each example ``index`` into its slot, with mass 0; rows ``first`` had none before."""
         self.reserve(labeling)
         for buffer, values in zip(self.labelings, tree_tensors(labeling), strict=True):
             values = fit(values, buffer.shape[2:], self.padding).to(buffer.dtype)
@@ -163,9 +163,9 @@ class ActiveSets(Stateful):
             self.labelings[place] = buffer.to(wanted)
 
     def nbytes(self) -> int:
-        """Bytes held now."""
-        held = [self.count, self.length, self.mass, self.loss, self.used, self.known, *self.labelings]
-        return sum(t.numel() * t.element_size() for t in held if self.labelings) + (
+        """Bytes in use."""
+        tensors = [self.count, self.length, self.mass, self.loss, self.used, self.known, *self.labelings]
+        return sum(t.numel() * t.element_size() for t in tensors if self.labelings) + (
             0 if self.gram is None or not self.labelings else self.gram.numel() * self.gram.element_size()
         )
 
@@ -211,11 +211,11 @@ class ActiveSets(Stateful):
         self.labelings = [tensor.to(device, copy=True) for tensor in state["labelings"]]
         self.gram = None if state["gram"] is None else state["gram"].to(device, copy=True)
 
+    @override
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
-        """The state of all examples, from those of consecutive parts of them."""
         labelings = []
         for like in zip(*(state["labelings"] for state in states if state["labelings"]), strict=True):
-            sizes = [max(own) for own in zip(*(t.shape[2:] for t in like), strict=True)]
+            sizes = [max(axis) for axis in zip(*(t.shape[2:] for t in like), strict=True)]
             wanted, given = functools.reduce(torch.promote_types, (t.dtype for t in like)), iter(like)
             whole = [
                 fit(next(given), sizes, self.padding).to(wanted)

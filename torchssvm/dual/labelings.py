@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
@@ -58,8 +59,8 @@ class Labelings(Storage):
         self.wants_curvature = False
         self._template: Labeling | None = None
 
+    @override
     def bind(self, *problem: Any) -> None:
-        """Set the problem."""
         super().bind(*problem)
         self.rest = MeanParts()
         self.rest.bind(*problem)
@@ -70,20 +71,17 @@ class Labelings(Storage):
         self.mixed = torch.zeros(len(self.own), dtype=torch.bool, device=device)
 
     def labeling_like(self, potentials: Potentials, target: Labeling = None) -> Labeling:
-        """A labeling of one example: a template of kind, sizes and dtypes, decoded once.
-
-        With the target, where it is known: an oracle that finds nothing in its time returns it.
-        """
+        """A labeling of one example, decoded once: a template for sizes and dtypes."""
         if self._template is None:
-            own = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
-            told = vars(type(self.structure)).get("target_is_labeling", False)  # a subclass may have other labelings
-            if isinstance(target, Tensor) and told:  # whose oracle is not compiled yet
+            targets = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
+            like = vars(type(self.structure)).get("target_is_labeling", False)  # a subclass may have other labelings
+            if isinstance(target, Tensor) and like:
                 self._template = target[:1].clone()
             else:
                 one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
                 one = one.replace({name: t.to(self.parameters[0].dtype) for name, t in one.tensors.items()})
-                decode = self.structure.augmented_argmax if own else self.structure.argmax
-                self._template = as_decoding(decode(one, *own)).labeling
+                decode = self.structure.augmented_argmax if targets else self.structure.argmax
+                self._template = as_decoding(decode(one, *targets)).labeling
         return self._template
 
     def rescale(self, factor: float) -> None:
@@ -94,36 +92,36 @@ class Labelings(Storage):
         self.rest.rescale(factor)
         self.rest_mass = factor * self.rest_mass + (1.0 - factor)
 
+    @override
     def unbound(self) -> Labelings:
-        """With the same capacity."""
         return Labelings(self.capacity)
 
     def change_number(self, share: float) -> None:
         """The loss of the rest has the factor ``1/n``."""
         self.rest_loss *= share
 
+    @override
     def widen(self, potentials: Potentials) -> None:
-        """That of the rest."""
         self.rest.widen(potentials)
 
     def support(self) -> Tensor:
         """The number of labelings with mass in each block, ``[n]`` int64; the rest is not counted."""
         return (self.sets.mass > 0.0).sum(1)
 
+    @override
     def nbytes(self) -> int:
-        """Bytes held."""
-        own = [self.rest_mass, self.rest_loss, self.mixed] if self.sets.labelings else []
-        return self.sets.nbytes() + self.rest.nbytes() + sum(t.numel() * t.element_size() for t in own)
+        rest = [self.rest_mass, self.rest_loss, self.mixed] if self.sets.labelings else []
+        return self.sets.nbytes() + self.rest.nbytes() + sum(t.numel() * t.element_size() for t in rest)
 
+    @override
     def to(self, device: torch.device) -> None:
-        """Move everything."""
         self.sets.to(device)
         self.rest.to(device)
         self.rest_mass, self.rest_loss = self.rest_mass.to(device), self.rest_loss.to(device)
         self.mixed = self.mixed.to(device)
 
+    @override
     def keep_curvature(self) -> None:
-        """Keep the inner products of each block's labelings."""
         self.wants_curvature = True
 
     def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
@@ -132,35 +130,33 @@ class Labelings(Storage):
         each = ActiveSets.bytes_each(self.labeling_like(potentials, target), self.capacity, gram)
         return len(self.own) * (each + 8 + 8 + 1)
 
+    @override
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
-        """The blocks of a batch."""
         if not self.sets.labelings:
             self.check_memory(
                 potentials, target, "Labelings(capacity=...) with a smaller capacity takes less, and so may MeanParts()"
             )
         sets = self.sets
-        count, held, mixed = read_together(sets.count[index], sets.length[index], self.mixed[index])
+        count, before, mixed = read_together(sets.count[index], sets.length[index], self.mixed[index])
         if not self.rest.nbytes() and bool((count == self.capacity).any()):
             self.rest.check_memory(
                 potentials, target, "a larger capacity of Labelings() needs no room for merged labelings"
             )
         if potentials.lengths is not None:
             lengths = on_host(potentials.lengths)
-            if bool((wrong := (held != lengths) & (held > 0)).any()):
+            if bool((wrong := (before != lengths) & (before > 0)).any()):
                 row = int(wrong.nonzero()[0])
-                raise other_length(int(index[row]) + self.own.start, int(lengths[row]), int(held[row]))
+                raise other_length(int(index[row]) + self.own.start, int(lengths[row]), int(before[row]))
         return StoredLabelings(self, index, potentials, target, count, upload(mixed, index.device))
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Raise ValueError if an example is in two batches, as both would start from the same masses."""
         seen: set[int] = set()
-        for batch, own in zip(batches, rows, strict=True):
+        for batch, its in zip(batches, rows, strict=True):
             assert isinstance(batch, StoredLabelings)
-            examples = set(on_host(pick(batch.index, own)).tolist())
+            examples = set(on_host(pick(batch.index, its)).tolist())
             if twice := sorted(seen & examples):
-                raise ValueError(
-                    f"examples {twice[:5]} came in two of the batches accumulated for one step: use storage=MeanParts()"
-                )
+                raise ValueError(f"examples {twice[:5]} came in two batches of one step: use storage=MeanParts()")
             seen |= examples
 
     def remember(self, stored: Stored, corner: OracleResult) -> Callable[[], None] | None:
@@ -187,8 +183,8 @@ class Labelings(Storage):
     ) -> list[Tensor]:
         """One backward pass of the head."""
         assert isinstance(stored, StoredLabelings)
-        found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
-        return doubled(found, 1.0 / (self.lam * self.num_examples))
+        gradients = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
+        return doubled(gradients, 1.0 / (self.lam * self.num_examples))
 
     def _nested(self) -> dict[str, Stateful]:
         return {"sets": self.sets, "rest": self.rest}
@@ -220,8 +216,7 @@ class Labelings(Storage):
 class StoredLabelings(Stored):
     """The blocks of a batch; column 0 of the atoms is the rest, column c + 1 is slot c.
 
-    ``count`` ``[B]`` int64 on the CPU are the numbers of labelings, and ``mixed`` ``[B]`` is ``storage.mixed``, from
-    there.
+    ``count`` ``[B]`` int64 on the CPU are the numbers of labelings, ``mixed`` ``[B]`` are rows of ``storage.mixed``.
     """
 
     def __init__(
@@ -240,22 +235,21 @@ class StoredLabelings(Stored):
         self._mixed = mixed
         self._gram: Tensor | None = None
         self._learned = True  # whether the storage lacks some rows of the Gram matrix
-        self._found: OracleResult | None = None
+        self._corner: OracleResult | None = None
         self._labelings: Labeling = None
-        self._some: Tensor | None = None  # rows with labelings, where others have none: these are never scored
+        self._some: Tensor | None = None  # rows with labelings, if other rows have none and are not scored
         if self._columns:
-            held = sets.read(index, self._columns, storage.labeling_like(potentials, target))
+            stored = sets.read(index, self._columns, storage.labeling_like(potentials, target))
             empty = count == 0
             if bool(empty.any()):
                 self._some = upload((~empty).nonzero().flatten(), index.device)
-            self._labelings = self._structure.resize(held, target)
-            if potentials.lengths is None:
-                for had, has in zip(tree_tensors(held), tree_tensors(self._labelings), strict=True):
-                    if had.shape != has.shape:
-                        raise ValueError(
-                            f"the blocks hold labelings of shape {list(had.shape[2:])}, and example {int(index[0])} "
-                            f"came with {list(has.shape[2:])}: examples of different sizes need lengths, in every batch"
-                        )
+            self._labelings = self._structure.resize(stored, target)
+            sizes = [[list(t.shape[2:]) for t in tree_tensors(tree)] for tree in (stored, self._labelings)]
+            if potentials.lengths is None and sizes[0] != sizes[1]:
+                raise ValueError(
+                    f"labelings of example {int(index[0])} are {sizes[1]}, and were {sizes[0]}: examples of different "
+                    "sizes need lengths"
+                )
         self._rest = storage.rest.gather(index, self.potentials, target) if bool(on_host(mixed).any()) else None
         self._scores: Tensor | None = None
 
@@ -268,24 +262,24 @@ class StoredLabelings(Stored):
             parts = {name: torch.zeros_like(t) for name, t in self.potentials.tensors.items()}
         if self._columns and self._some is not None:
             labelings, target, potentials = self._rows_with_labelings(self.potentials)
-            found = self._structure.mean_difference(labelings, -self._mass[self._some], target, potentials)
-            parts = {name: tensor.index_copy(0, self._some, found[name]) for name, tensor in parts.items()}
+            some = self._structure.mean_difference(labelings, -self._mass[self._some], target, potentials)
+            parts = {name: tensor.index_copy(0, self._some, some[name]) for name, tensor in parts.items()}
         return parts if self._rest is None else {name: t + self._rest.psi[name] for name, t in parts.items()}
 
     def _rows_with_labelings(self, potentials: Potentials) -> tuple[Labeling, Labeling, Potentials]:
-        """Labelings, target and potentials of the rows that have labelings, where others have none."""
+        """Labelings, target and potentials of the rows that have labelings."""
         assert self._some is not None
         rows = self._some
         labelings, target = (tree_map(lambda t: t[rows], several) for several in (self._labelings, self.target))
         return labelings, target, potentials.select(rows)
 
+    @override
     def inner(self, potentials: Potentials) -> Tensor:
-        """``<psi_i, theta_i> / n``, from the scores of the labelings and of the rest."""
-        found = -(self._mass * self._relative(potentials)).sum(1) / self.num_examples
-        return found if self._rest is None else found + self._rest.inner(potentials)
+        products = -(self._mass * self._relative(potentials)).sum(1) / self.num_examples
+        return products if self._rest is None else products + self._rest.inner(potentials)
 
+    @override
     def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        """From ``psi``."""
         return self._structure.mean_loss(self.psi, self.target, potentials)
 
     def _relative(self, potentials: Potentials) -> Tensor:
@@ -296,19 +290,19 @@ class StoredLabelings(Stored):
             scores = self._structure.relative_scores(self._labelings, self.target, potentials.detach())
         else:
             labelings, target, potentials = self._rows_with_labelings(potentials.detach())
-            found = self._structure.relative_scores(labelings, target, potentials)
-            scores = found.new_zeros(self._filled.shape).index_copy(0, self._some, found)
+            some = self._structure.relative_scores(labelings, target, potentials)
+            scores = some.new_zeros(self._filled.shape).index_copy(0, self._some, some)
         return torch.where(self._filled, scores, 0.0)
 
+    @override
     def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The rest and the labelings."""
         rest = self._rest_mass
         rest_score, rest_loss = torch.zeros_like(rest), torch.zeros_like(rest)
         if self._rest is not None:
             share = self.num_examples / rest.clamp(min=1e-300)
-            there = self._mixed & (rest > 0.0)
-            rest_score = torch.where(there, -self._rest.inner(potentials) * share, 0.0)
-            rest_loss = torch.where(there, self._storage.rest_loss[self.index] * share, 0.0)
+            present = self._mixed & (rest > 0.0)
+            rest_score = torch.where(present, -self._rest.inner(potentials) * share, 0.0)
+            rest_loss = torch.where(present, self._storage.rest_loss[self.index] * share, 0.0)
         return (
             torch.cat([rest.unsqueeze(1), self._mass], 1),
             torch.cat([rest_score.unsqueeze(1), self._relative(potentials)], 1),
@@ -316,45 +310,46 @@ class StoredLabelings(Stored):
             torch.cat([(rest > 0.0).unsqueeze(1), self._filled], 1),
         )
 
+    @override
     def lookup(self, labeling: Labeling) -> Tensor:
-        """The column of each labeling, 0 where it is not cached."""
         same = self._filled
         if not self._columns:
             return torch.zeros_like(self.index)
-        for held, wanted in zip(tree_tensors(self._labelings), tree_tensors(labeling), strict=True):
-            same = same & (held == wanted.unsqueeze(1)).view(*same.shape, -1).all(2)
+        for stored, wanted in zip(tree_tensors(self._labelings), tree_tensors(labeling), strict=True):
+            same = same & (stored == wanted.unsqueeze(1)).view(*same.shape, -1).all(2)
         return torch.where(same.any(1), same.to(torch.int8).argmax(1) + 1, 0)
 
+    @override
     def cached(self, columns: Tensor) -> Labeling:
-        """The labelings in these columns."""
         rows = torch.arange(len(columns), device=columns.device)
         return tree_map(lambda t: t[rows, columns - 1], self._labelings)
 
-    def _everything(self, found: OracleResult) -> Labeling:
+    def _everything(self, result: OracleResult) -> Labeling:
         """Cached labelings and corner, ``[B, C + 1, ...]``."""
-        corner = tree_map(lambda t: t.unsqueeze(1), found.labeling)
+        corner = tree_map(lambda t: t.unsqueeze(1), result.labeling)
         if not self._columns:
             return corner
-        held = tree_tensors(self._labelings)
-        if self._some is not None:  # empty slots have no mass, and hold what can be scored
+        stored = tree_tensors(self._labelings)
+        if self._some is not None:  # empty slots have no mass, but must have labelings that can be scored
             none = ~self._filled.any(1)
-            held = [torch.where(_like_rows(none, t), c, t) for t, c in zip(held, tree_tensors(corner), strict=True)]
-        pairs = zip(held, tree_tensors(corner), strict=True)
+            masks = [none.view(-1, *[1] * (t.ndim - 1)) for t in stored]
+            stored = [torch.where(m, c, t) for m, t, c in zip(masks, stored, tree_tensors(corner), strict=True)]
+        pairs = zip(stored, tree_tensors(corner), strict=True)
         return tree_replace(corner, [torch.cat(pair, 1) for pair in pairs])
 
-    def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
+    def curvature(self, corner: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
         """Known inner products from the storage; one call of ``respond`` for each missing row."""
-        assert found.column is not None
+        assert corner.column is not None
         structure, sets, columns = self._structure, self._storage.sets, self._columns
-        everything = self._everything(found)
+        everything = self._everything(corner)
         size, device = len(self.index), self.index.device
         gram = torch.zeros(size, columns + 2, columns + 2, dtype=torch.float64, device=device)
-        column, held = read_together(found.column, sets.known[self.index, :columns])
-        known(found.column, column)
+        column, computed = read_together(corner.column, sets.known[self.index, :columns])
+        known(corner.column, column)
         unknown = torch.cat([on_host(self._filled), (column == 0).unsqueeze(1)], 1)
         if sets.gram is not None and columns:
             gram[:, 1:-1, 1:-1] = sets.gram[self.index, :columns, :columns]
-            unknown[:, :-1] &= ~held
+            unknown[:, :-1] &= ~computed
             self._learned = bool(unknown[:, :-1].any())
         rows = torch.arange(size)
         while bool(unknown.any()):
@@ -365,9 +360,9 @@ class StoredLabelings(Stored):
             parts = structure.mean_difference(one, mass.unsqueeze(1), self.target, self.potentials)
             answer = self.potentials.replace(respond(parts))
             row = structure.relative_scores(everything, self.target, answer)
-            own, at = upload(rows[has], device), upload(first[has] + 1, device)
-            gram[own, at, 1:] = row[own]
-            gram[own, 1:, at] = row[own]
+            blocks, at = upload(rows[has], device), upload(first[has] + 1, device)
+            gram[blocks, at, 1:] = row[blocks]
+            gram[blocks, 1:, at] = row[blocks]
             unknown[rows, first] = False
         if self._rest is not None:
             change = respond(self._rest.psi)
@@ -380,11 +375,11 @@ class StoredLabelings(Stored):
         self._gram = gram
         return gram
 
-    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, None]:
+    def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, None]:
         """Labelings, corner and rest, weighted by ``change``."""
         assert change is not None
-        self._found = found
-        parts = self._structure.mean_difference(self._everything(found), change[:, 1:], self.target, self.potentials)
+        self._corner = corner
+        parts = self._structure.mean_difference(self._everything(corner), change[:, 1:], self.target, self.potentials)
         if self._rest is not None:
             decay = torch.where(
                 self._mixed & (self._rest_mass > 0.0), -change[:, 0] / self._rest_mass.clamp(min=1e-300), 0.0
@@ -398,17 +393,17 @@ class StoredLabelings(Stored):
         self, coefficients: Tensor, rows: Tensor, change: Tensor | None, parts: Parts, gradients: list[Tensor] | None
     ) -> None:
         """Move the mass, and cache the corner."""
-        sets, found, columns = self._storage.sets, self._found, self._columns
-        assert found is not None
-        assert found.column is not None
+        sets, corner, columns = self._storage.sets, self._corner, self._columns
+        assert corner is not None
+        assert corner.column is not None
         assert change is not None
         index = pick(self.index, rows)
         moved = coefficients[rows].unsqueeze(1) * change[rows]
         self._move_rest(rows, moved[:, 0])
         if columns:
             sets.mass[index, :columns] = (self._mass[rows] + moved[:, 1:-1]).clamp_(min=0.0)
-        on_host(found.column)
-        column = pick(found.column, rows)
+        on_host(corner.column)
+        column = pick(corner.column, rows)
         sets.clock += 1
         cached = on_host(column) > 0
         old = upload(cached.nonzero().flatten(), index.device)
@@ -426,42 +421,42 @@ class StoredLabelings(Stored):
         kept, slots = sets.insert(
             pick(self.index, at),
             None if self.lengths is None else self.lengths[at],
-            tree_map(lambda t: t[at], found.labeling),
-            found.loss[at],
+            tree_map(lambda t: t[at], corner.labeling),
+            corner.loss[at],
             moved[new, -1].clamp(min=0.0),
             lambda leaving, slots: self._evict(pick(at, leaving), slots),
         )
         if self._gram is not None and len(kept):
             assert sets.gram is not None
-            own, at = index[new[kept]], at[kept]
+            examples, at = index[new[kept]], at[kept]
             row = self._gram[at, -1, 1:].to(sets.gram.dtype)
             if columns:
-                sets.gram[own, slots, :columns] = row[:, :-1]
-                sets.gram[own, :columns, slots] = row[:, :-1]
-            sets.gram[own, slots, slots] = row[:, -1]
-            sets.known[own, slots] = True
+                sets.gram[examples, slots, :columns] = row[:, :-1]
+                sets.gram[examples, :columns, slots] = row[:, :-1]
+            sets.gram[examples, slots, slots] = row[:, -1]
+            sets.known[examples, slots] = True
 
     def _move_rest(self, rows: Tensor, moved: Tensor) -> None:
         storage, index = self._storage, pick(self.index, rows)
-        held = self._rest_mass[rows]
-        left = (held + moved).clamp_(min=0.0)
+        before = self._rest_mass[rows]
+        left = (before + moved).clamp_(min=0.0)
         storage.rest_mass[index] = left
         if self._rest is None:
             return
         # Scaled, not changed by a difference: near mass 0, psi must still be mass times a point of the polytope.
-        there = upload(on_host(self._mixed[rows] & (held > 0.0)).nonzero().flatten(), rows.device)
-        ratio, own = left[there] / held[there], pick(rows, there)
-        storage.rest_loss[index[there]] *= ratio
-        psi = {name: tensor[own] for name, tensor in self._rest.psi.items()}
-        storage.rest.write(index[there], self.potentials.select(own), scale(psi, ratio))
+        some = upload(on_host(self._mixed[rows] & (before > 0.0)).nonzero().flatten(), rows.device)
+        ratio, chosen = left[some] / before[some], pick(rows, some)
+        storage.rest_loss[index[some]] *= ratio
+        psi = {name: tensor[chosen] for name, tensor in self._rest.psi.items()}
+        storage.rest.write(index[some], self.potentials.select(chosen), scale(psi, ratio))
 
     def _evict(self, rows: Tensor, slots: Tensor) -> None:
         """Merge the labelings in ``slots`` of ``rows``, with their mass, into the rest."""
         storage, sets, index = self._storage, self._storage.sets, pick(self.index, rows)
         mass, potentials = sets.mass[index, slots], self.potentials.select(rows)
         target = tree_map(lambda t: t[rows], self.target)
-        held = sets.read(index, storage.capacity, storage.labeling_like(potentials, target))
-        one = tree_map(lambda t: t[torch.arange(len(slots), device=slots.device), slots].unsqueeze(1), held)
+        stored = sets.read(index, storage.capacity, storage.labeling_like(potentials, target))
+        one = tree_map(lambda t: t[torch.arange(len(slots), device=slots.device), slots].unsqueeze(1), stored)
         one = self._structure.resize(one, target)
         parts = self._structure.mean_difference(one, mass.unsqueeze(1), target, potentials)
         storage.rest.add(index, potentials, parts, -torch.ones_like(mass))
@@ -469,7 +464,3 @@ class StoredLabelings(Stored):
         storage.rest_loss[index] += mass * sets.loss[index, slots] / self.num_examples
         storage.mixed[index] = True
         sets.mass[index, slots] = 0.0
-
-
-def _like_rows(mask: Tensor, tensor: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (tensor.ndim - 1))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.core.launch import fits_numba
@@ -50,7 +51,6 @@ class RowBuffer(Stateful):
         return places.masked_fill_(position >= rows[index].unsqueeze(1), 0)
 
     def _places(self) -> tuple[Tensor, Tensor]:
-        """``start`` and ``rows`` on the device of the rows."""
         if self.values.is_cpu:
             return self.start, self.rows
         if self._copied is None:
@@ -60,16 +60,16 @@ class RowBuffer(Stateful):
     def read(self, index: Tensor, rows: Tensor | None, longest: int, trailing: Sequence[int]) -> tuple[Tensor, int]:
         """The rows of the examples ``index`` ``[B]`` as ``[B, longest, *trailing]``; missing rows are zero.
 
-        ``rows`` ``[B]`` int64 on the CPU are the expected numbers of rows; None for one each, unchecked. Returned too
-        is the first position in ``index`` of an example stored with another number of rows, or -1.
+        ``rows`` ``[B]`` int64 on the CPU are the expected numbers of rows; None for one each, unchecked. The second
+        result is the first position in ``index`` of an example with another number of rows, or -1.
         """
         shape = (len(index), longest, *trailing)
         if self.used == 1:
             return self.values.new_zeros(shape), -1
         if self._compiled and index.is_contiguous() and shape[2:] == self.values.shape[1:]:
-            found = self.values.new_empty(shape)
-            flat = found.numpy().reshape(*shape[:2], math.prod(shape[2:]))
-            return found, _read(*self._as_arrays(), index.numpy(), (_NONE if rows is None else rows).numpy(), flat)
+            copied = self.values.new_empty(shape)
+            flat = copied.numpy().reshape(*shape[:2], math.prod(shape[2:]))
+            return copied, _read(*self._as_arrays(), index.numpy(), (_NONE if rows is None else rows).numpy(), flat)
         wrong = -1
         if rows is not None:
             place = on_host(index)
@@ -81,8 +81,8 @@ class RowBuffer(Stateful):
 
             return read_triton(self.values, *self._places(), index, longest), wrong
         places = self.locate(index, longest)
-        found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
-        return found if found.shape == shape else _resize(found, shape), wrong
+        copied = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
+        return copied if copied.shape == shape else _resize(copied, shape), wrong
 
     def add(self, index: Tensor, rows: Tensor | None, values: Tensor, factors: Tensor) -> None:
         """Add ``factors_i values_i`` to the rows of distinct examples.
@@ -143,9 +143,9 @@ class RowBuffer(Stateful):
 
     def widen(self, trailing: Sequence[int]) -> None:
         """Make room for all rows in use, of size ``trailing`` or larger."""
-        held = tuple(self.values.shape[1:])
-        wide = tuple(max(a, b) for a, b in zip(held, trailing, strict=True)) if held else tuple(trailing)
-        if self.used > self.values.shape[0] or wide != held:
+        old = tuple(self.values.shape[1:])
+        wide = tuple(max(a, b) for a, b in zip(old, trailing, strict=True)) if old else tuple(trailing)
+        if self.used > self.values.shape[0] or wide != old:
             # Extrapolate the final size from the examples so far; zeros take no memory until they are written.
             expected = 2 + int((self.used - 1) / max(self.examples, 1) * len(self.start) * 1.02)
             capacity = max(self.used, expected, len(self.values))
@@ -184,7 +184,7 @@ class RowBuffer(Stateful):
         self.used, self.examples, self._copied = len(self.values), state["examples"], None
 
     def merged_state(self, states: list[Any], parts: list[range]) -> dict[str, Any]:
-        """The state of all examples, from those of consecutive parts of them; None for a part without rows."""
+        """The state of all examples, from the states of consecutive parts; None for a part without rows."""
         device = torch.device("cpu")
         states = [
             state or RowBuffer(len(part), self.values.dtype, device).state_dict()
@@ -204,24 +204,23 @@ class RowBuffer(Stateful):
             "examples": sum(state["examples"] for state in states),
         }
 
+    @override
     def part_of_state(self, state: dict[str, Any], own: range | Tensor) -> dict[str, Any]:
-        """The state of some examples, from that of all."""
         chosen: Any = slice(own.start, own.stop) if isinstance(own, range) else own
-        there, rows = (state[name][chosen] for name in ("start", "rows"))
-        rows = torch.where(there > 0, rows, 0)
+        start, rows = (state[name][chosen] for name in ("start", "rows"))
+        rows = torch.where(start > 0, rows, 0)
         ends = rows.cumsum(0)
         total = int(ends[-1])
-        places = torch.repeat_interleave(there - ends + rows, rows) + torch.arange(total)
+        places = torch.repeat_interleave(start - ends + rows, rows) + torch.arange(total)
         return {
-            "start": torch.where(there > 0, ends - rows + 1, 0),
+            "start": torch.where(start > 0, ends - rows + 1, 0),
             "rows": rows,
             "values": torch.cat([state["values"][:1], state["values"][places]]),
-            "examples": int((there > 0).sum()),
+            "examples": int((start > 0).sum()),
         }
 
 
 def _resize(values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Crop or zero-pad every axis to ``shape``."""
     result = values.new_zeros(shape)
     common = tuple(slice(min(a, b)) for a, b in zip(values.shape, shape, strict=True))
     result[common] = values[common]
@@ -229,29 +228,29 @@ def _resize(values: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 @njit
-def _read(values: Any, start: Any, held: Any, index: Any, expected: Any, found: Any) -> int:
+def _read(values: Any, start: Any, rows: Any, index: Any, expected: Any, copied: Any) -> int:
     wrong = -1
     for b in range(index.shape[0]):
-        first, count = start[index[b]], held[index[b]]
+        first, count = start[index[b]], rows[index[b]]
         if first > 0 and expected.shape[0] and expected[b] != count and wrong < 0:
             wrong = b
-        count = min(count, found.shape[1]) if first > 0 else 0
-        for t in range(found.shape[1]):
-            row = found[b, t]
+        count = min(count, copied.shape[1]) if first > 0 else 0
+        for t in range(copied.shape[1]):
+            row = copied[b, t]
             if t < count:
-                held_row = values[first + t]
+                stored = values[first + t]
                 for k in range(row.shape[0]):
-                    row[k] = held_row[k]
+                    row[k] = stored[k]
             else:
                 row[:] = 0
     return wrong
 
 
 @njit
-def _add(values: Any, start: Any, held: Any, index: Any, change: Any, factors: Any) -> None:
+def _add(values: Any, start: Any, rows: Any, index: Any, change: Any, factors: Any) -> None:
     for b in range(index.shape[0]):
         first, factor = start[index[b]], values.dtype.type(factors[b])
-        for t in range(min(held[index[b]], change.shape[1])):
+        for t in range(min(rows[index[b]], change.shape[1])):
             row, added = values[first + t], change[b, t]
             for k in range(row.shape[0]):
                 row[k] += factor * added[k]

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from torchssvm.core.arguments import as_number, check_limit
+from torchssvm.core.arguments import as_number, check_limit, check_type
 from torchssvm.core.gradients import check_at_first_call
 from torchssvm.core.problem import UNKNOWN, Box, check_lam, check_problem, check_range, find_structure
 from torchssvm.core.ranks import Ranks, sum_in_order
@@ -45,7 +46,7 @@ class Mailbox:
         self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
     def put(self, step: ProposedStep) -> None:
-        """Keep a step until it is taken."""
+        """Add a step."""
         self.waiting.append(step)
 
     def take(self) -> list[ProposedStep]:
@@ -91,8 +92,8 @@ class DualState(ByRank):
     Under bounds ([G16] appendix H) this formula gives v, the head holds ``w = clip(v)``, and
     ``D = sum_i l_i - lam <v, w> + lam/2 |w|^2``. The block gaps at w still sum to primal minus dual.
 
-    Under ``torch.distributed`` every rank has the same weights, and the blocks of its own examples alone, a contiguous
-    part of the training set; n, gaps, losses and counters are those of all ranks together.
+    Under ``torch.distributed`` every rank has the same weights, and the blocks of a contiguous part of the examples;
+    n, gaps, losses and counters count all ranks together.
 
     Args:
         num_examples: n, the size of the training set.
@@ -103,7 +104,7 @@ class DualState(ByRank):
 
     Attributes:
         ranks: The processes that train together.
-        own: The examples whose blocks this process holds, of 0 to n - 1; m of them below. One process holds all.
+        own: The examples whose blocks are in this process, of 0 to n - 1; m of them below.
         loss: ``[m]`` float64, l_i = (1/n) times the mean loss of the block.
         gap_estimates: ``[m]`` float64, each block's gap at its last visit; infinite before the first.
         oracle_gaps: ``[m]`` float64, each block's gap when its example was last decoded; infinite before.
@@ -116,23 +117,22 @@ class DualState(ByRank):
         moved: Blocks moved by all steps; a step of B blocks adds B.
         targets: ``[m]`` int64 on the CPU, a digest of every example's target; ``UNKNOWN`` until its first visit, or the
             first exact pass after a step.
-        relaxed: Whether an oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): blocks
-            and certificates are then those of the relaxation.
+        relaxed: Whether an oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``).
         parameters: w, the head's parameters.
-        dtype: Dtype of the weights when the dual was made; they must keep it.
+        dtype: Dtype of the weights, which they must keep.
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
-        recomputed: v as an exact pass has recomputed it, from which the next step starts; None otherwise.
+        recomputed: v recomputed by an exact pass, from which the next step starts; None otherwise.
         held_norm: Norm of the weights after the last step.
         version: Counts changes of blocks or weights; a direction is valid for the version that it was computed at.
         rho: How much the directions of the ranks overlapped in the last round: 1 for no overlap, up to their number.
-        restarts: Counts changes of the weights without a step: weights recomputed for moved features, another ``lam``,
-            a loaded state. Averages restart there: weights before and after belong to different duals.
+        restarts: Counts changes of the weights without a step, after which averages restart: recomputed weights,
+            another ``lam``, a loaded state.
 
     Raises:
-        ValueError: ``num_examples`` or ``lam`` is not positive, or there is no parameter. Or an argument, or the
-            release of torchssvm, is not the same in all processes.
-        TypeError: A parameter is not float32 or float64, or ``structure`` is not a Structure.
+        ValueError: ``num_examples`` or ``lam`` is not positive, or an argument, or the release of torchssvm, is not the
+            same in all processes.
+        TypeError: A parameter is not float32 or float64, or ``structure`` or ``storage`` has another type.
 
     Example:
         >>> head = LinearMulticlass(4, 3)
@@ -157,10 +157,9 @@ class DualState(ByRank):
         self.ranks = Ranks.here()
 
         def check() -> tuple[list[nn.Parameter], int | None]:
-            checked = check_problem(num_examples, lam, structure, parameters), check_limit(memory_limit)
-            if storage is not None and not isinstance(storage, Storage):
-                raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
-            return checked
+            if storage is not None:
+                check_type(storage, Storage, "storage", "an object such as Labelings()")
+            return check_problem(num_examples, lam, structure, parameters), check_limit(memory_limit)
 
         self.parameters, memory_limit = self.ranks.run_on_all(check)
         self.dtype = self.parameters[0].dtype
@@ -229,9 +228,7 @@ class DualState(ByRank):
         structure = find_structure(head, structure)
         frozen = [name for name, parameter in head.named_parameters() if not parameter.requires_grad]
         if frozen:
-            raise ValueError(
-                f"parameters {frozen} of the head do not require a gradient: move constants into the features"
-            )
+            raise ValueError(f"parameters {frozen} of the head require no gradient: move constants into the features")
         dual = cls(num_examples, lam, structure, head.parameters(), storage=storage, memory_limit=memory_limit)
         check_at_first_call(head)
         return dual
@@ -264,11 +261,11 @@ class DualState(ByRank):
         self.steps += 1
 
     def keep_sums(self, loss: float, gap: float) -> None:
-        """Keep the loss and the gap estimate of all ranks together, as they have told each other."""
+        """Keep the exchanged sums of the loss and of the gap estimates."""
         self._sums = loss, gap
 
     def sum_over_ranks(self) -> None:
-        """Tell the other ranks the losses and the gap estimates of the own blocks; all ranks call it."""
+        """Exchange the sums of losses and gap estimates; all ranks call it."""
         if self.ranks:
             sums = torch.stack([self.loss.sum(), self.gap_estimates.sum()]).cpu()
             loss, gap = sum_in_order(self.ranks.gather(sums)).tolist()
@@ -276,7 +273,7 @@ class DualState(ByRank):
 
     @torch.no_grad()
     def value(self) -> float:
-        """The dual objective at the held weights, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
+        """The dual objective at the current weights, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
         self.to(self.parameters[0].device)
         if not self.box.has_bounds and not self.written_to():
             return self.total_loss - self.lam / 2 * self._held_square
@@ -308,7 +305,7 @@ class DualState(ByRank):
             ValueError: ``factor`` is out of range, or the new ``lam`` is out of the range of the weights' dtype.
         """
         if not (0.0 < as_number(factor, "factor") <= 1.0 and self.lam * factor > 0.0):
-            raise ValueError(f"factor={factor} must be in (0, 1]: blocks can be shrunk towards their targets only")
+            raise ValueError(f"factor={factor} must be above 0 and at most 1")
         check_range(self.lam * factor, self.num_examples, self.parameters[0].dtype)
         products = self.storage.products()
         if products is None:
@@ -375,12 +372,12 @@ class DualState(ByRank):
             made = f"rank {self.ranks.rank} of {self.ranks.size}" if self.ranks else "one process"
             now = f"rank {here.rank} of {here.size}" if here else "one process"
             raise ValueError(
-                f"the dual was made by {made}, and this is {now}: make the DualState after "
-                "torch.distributed.init_process_group(), and load checkpoints to go on with another number of processes"
+                f"the dual was made by {made}, and this is {now}: make the DualState after init_process_group(), or "
+                "load a checkpoint"
             )
         if self.steps and not box.same_as(self.box):
             raise ValueError(
-                f"params has other bounds than those of the {self.steps} steps of the dual: make a new DualState"
+                f"params has other bounds than in the {self.steps} steps of the dual: make a new DualState"
             )
         if self.steps:
             return False
@@ -402,9 +399,8 @@ class DualState(ByRank):
         for parameter in self.parameters:
             if parameter.dtype is not self.dtype:
                 raise TypeError(
-                    f"the head's weights are {parameter.dtype}, and were {self.dtype} when the dual was made: blocks "
-                    f"and weights must agree. Call head.to({self.dtype}) and load the weights again, or convert the "
-                    "head to torch.float32 or torch.float64 first and make a new DualState and BCFW"
+                    f"the head's weights are {parameter.dtype}, and were {self.dtype} when the dual was made: call "
+                    f"head.to({self.dtype}) and load the weights again"
                 )
 
     @torch.no_grad()
@@ -451,10 +447,7 @@ class DualState(ByRank):
         return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
 
     def written_to(self) -> bool:
-        """Whether the weights were written to since :meth:`remember_weights`, by torch's version counters.
-
-        These miss writes through ``.data`` or numpy.
-        """
+        """Whether the weights were written to since :meth:`remember_weights`, other than through ``.data`` or numpy."""
         return [p._version for p in self.parameters] != self._written
 
     @property
@@ -539,8 +532,8 @@ class DualState(ByRank):
         self.remember_weights()
         self.sum_over_ranks()
 
+    @override
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
-        """The state of all examples; it is relaxed if one of its parts is."""
         relaxed = any(state["relaxed"] for state in states)
         return super().merged_state([{**states[0], "relaxed": relaxed}, *states[1:]], parts)
 

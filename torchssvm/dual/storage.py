@@ -1,4 +1,4 @@
-"""The interface of a storage of dual blocks.
+"""Storages of dual blocks.
 
 The weights are w = (1/(lam n)) sum_i Phi_i^T psi_i. Here psi_i = p(y_i) - mu_i is the difference of the target's parts
 and the mean parts of the block's dual distribution. A storage keeps psi_i, or data that determine Phi_i^T psi_i.
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.arguments import OLD_NUMBERS
 from torchssvm.core.batch import tree_tensors
@@ -30,8 +31,7 @@ def check_memory(needed: int, device: torch.device, limit: int | None, what: str
     allowed = available_memory(device) if limit is None else limit
     if needed > allowed:
         raise MemoryError(
-            f"the dual with {what} would take about {needed / 2**20:,.1f} MiB, and {allowed / 2**20:,.1f} MiB are "
-            f"allowed on {device}; {advice}"
+            f"{what} takes about {needed / 2**20:,.1f} MiB of {allowed / 2**20:,.1f} MiB allowed on {device}: {advice}"
         )
 
 
@@ -61,14 +61,14 @@ class Stored(ABC):
 
     def cached(self, columns: Tensor) -> Labeling:
         """The labelings of the atoms ``columns``, ``[B]``, each at least 1."""
-        raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
+        raise NotImplementedError
 
     def curvature(self, corner: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
         """Inner products of atoms and corner, ``[B, A + 1, A + 1]`` float64, without the factor 1/(lam n^2).
 
         The corner becomes the last column; ``respond`` maps parts to ``Phi_i Phi_i^T parts_i``.
         """
-        raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
+        raise NotImplementedError
 
     @abstractmethod
     def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, list[Tensor] | None]:
@@ -100,12 +100,12 @@ class Stored(ABC):
 
 
 class Storage(Stateful):
-    """Keeps the dual blocks of all examples; empty until ``DualState`` binds it to a problem."""
+    """Keeps the dual blocks of all examples of the problem that ``DualState`` binds it to."""
 
     state_name = "storage"
 
     needs_gradients = False
-    """Whether steps need every example's own gradient."""
+    """Whether steps need the gradient of every example."""
 
     keeps_labelings = False
     """Whether blocks are kept as labelings with mass, so that mass can move between labelings."""
@@ -128,7 +128,7 @@ class Storage(Stateful):
     ) -> None:
         """Set the problem, of which the blocks of the examples ``own`` are kept (None is all); allocates no blocks."""
         if hasattr(self, "num_examples"):
-            raise ValueError(f"storage={type(self).__name__}() already belongs to another DualState; make a new one")
+            raise ValueError(f"storage={type(self).__name__}() already belongs to a DualState: make a new one")
         self.num_examples = num_examples
         self.own = range(num_examples) if own is None else own
         self.lam = lam
@@ -163,7 +163,7 @@ class Storage(Stateful):
         return None
 
     def check_features(self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None) -> None:
-        """Raise RuntimeError if the features have changed and the storage cannot follow them.
+        """Raise RuntimeError if the features have changed and the storage needs fixed ones.
 
         ``weights`` are as in :meth:`contribution`.
         """
@@ -183,7 +183,7 @@ class Storage(Stateful):
     ) -> list[Tensor]:
         """``(1/(lam n)) sum_i Phi_i^T psi_i`` of a batch, gathered for these potentials, float64, for every parameter.
 
-        ``weights`` are what the graph begins at, in the order of the parameters; None is these themselves.
+        ``weights`` are the leaves of the graph, in the order of the parameters; None means the parameters.
         """
 
     @abstractmethod
@@ -198,7 +198,7 @@ class Storage(Stateful):
         return
 
     def widen(self, potentials: Potentials) -> None:
-        """Make room for rows as wide as those of the potentials: labels that are new have none in the blocks."""
+        """Make room for rows as wide as the potentials', which new labels have widened."""
         return
 
     def change_number(self, share: float) -> None:
@@ -211,7 +211,7 @@ class Storage(Stateful):
 
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held now."""
+        """Bytes in use."""
 
     @abstractmethod
     def to(self, device: torch.device) -> None:
@@ -230,8 +230,8 @@ class Storage(Stateful):
 def other_length(example: int, now: int, before: int) -> ValueError:
     """The error for an example that came with another length than before."""
     return ValueError(
-        f"example {example} came with length {now}, and its dual block was made for length {before}: an index must "
-        f"always name the same example, at the same length ({OLD_NUMBERS})"
+        f"example {example} came with length {now}, and before with {before}: an index must always name the same "
+        f"example ({OLD_NUMBERS})"
     )
 
 
@@ -259,18 +259,18 @@ class MeanParts(Storage):
             total += share * tensor[:1].numel() * self.parameters[0].element_size()
         return int(total * len(self.own))
 
+    @override
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> StoredParts:
-        """The blocks of a batch."""
         if not self.buffers:
             self.check_memory(
                 potentials,
                 target,
-                "storage=Weights() takes num_examples times the number of weights, which may be less",
+                "storage=Weights() may take less",
             )
             zeros = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
             return StoredParts(self, index, potentials, zeros, target)
         if self.buffers.keys() != potentials.tensors.keys():
-            raise ValueError(f"the dual holds blocks for {sorted(self.buffers)}, and the potentials are {potentials}")
+            raise ValueError(f"potentials={potentials} must have the names of earlier batches, {sorted(self.buffers)}")
         psi = {}
         counts = {name: _rows(potentials, name) for name in self.buffers}
         for name, rows in counts.items():
@@ -280,8 +280,8 @@ class MeanParts(Storage):
             if trailing_before != trailing and (potentials.lengths is None or len(trailing_before) != len(trailing)):
                 example = int(on_host(index)[0]) + self.own.start
                 raise ValueError(
-                    f"the blocks of {name} hold {list(trailing_before)} numbers a row, and example {example} came with "
-                    f"{list(trailing)}: examples of different sizes need lengths, in every batch"
+                    f"{name} of example {example} has rows of {list(trailing)}, not {list(trailing_before)}: examples "
+                    "of different sizes need lengths"
                 )
             values, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
@@ -324,13 +324,13 @@ class MeanParts(Storage):
                 self.buffers[name] = RowBuffer(len(self.own), values.dtype, values.device)
             self.buffers[name].add(index, rows, values, factors)
 
+    @override
     def rescale(self, factor: float) -> None:
-        """``psi_i *= factor``."""
         for buffer in self.buffers.values():
             buffer.values *= factor
 
+    @override
     def widen(self, potentials: Potentials) -> None:
-        """What is new is zero."""
         for name, buffer in self.buffers.items():
             buffer.widen(_row_view(potentials, name).shape[2:])
 
@@ -339,12 +339,12 @@ class MeanParts(Storage):
         for name, values in parts.items():
             self.buffers[name].write(index, values.view(_row_view(potentials, name).shape))
 
+    @override
     def nbytes(self) -> int:
-        """Bytes held now."""
         return sum(buffer.nbytes() for buffer in self.buffers.values())
 
+    @override
     def to(self, device: torch.device) -> None:
-        """Move the blocks."""
         for buffer in self.buffers.values():
             buffer.to(device)
 
@@ -361,8 +361,8 @@ class MeanParts(Storage):
         for name, rows in state["buffers"].items():
             self.buffers[name].restore(rows)
 
+    @override
     def part_of_state(self, state: dict[str, Any], own: range | Tensor) -> dict[str, Any]:
-        """The state of some examples."""
         like = self._new_rows()
         return {**state, "buffers": {name: like.part_of_state(rows, own) for name, rows in state["buffers"].items()}}
 
@@ -390,12 +390,12 @@ class StoredParts(Stored):
         self.potentials = potentials.detach()
         self.num_examples = storage.num_examples
 
+    @override
     def inner(self, potentials: Potentials) -> Tensor:
-        """``<psi_i, theta_i> / n``."""
         return inner(self.psi, potentials.detach().tensors, self.num_examples)
 
+    @override
     def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        """From ``psi``."""
         return self._storage.structure.mean_loss(self.psi, self._target, potentials)
 
     def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, None]:

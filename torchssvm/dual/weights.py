@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.operators import on_host, pick, read_together
 from torchssvm.core.potentials import Parts, Potentials, scale
@@ -17,10 +18,8 @@ from torchssvm.core.structure import Labeling, OracleResult
 from torchssvm.dual.storage import Storage, Stored
 
 _MOVED = (
-    "examples {examples} came with other features than at their first visit, and storage=Weights() keeps weights of "
-    "the old features, so that the dual would not be a bound: use MeanParts() or Labelings(), which follow features "
-    "that move, or remove dropout and augmentation from the features. Structures that are padded on several axes must "
-    "define places(), which says where their potentials count"
+    "examples {examples} came with other features than at their first visit: storage=Weights() needs fixed features, "
+    "use MeanParts() or Labelings()"
 )
 
 
@@ -51,8 +50,8 @@ class Weights(Storage):
         """``n * number of weights * bytes of a weight``."""
         return len(self.own) * sum(p.numel() * p.element_size() for p in self.parameters)
 
+    @override
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> Stored:
-        """The blocks of a batch."""
         if not self._blocks:
             self.check_memory(
                 potentials, target, "storage=MeanParts() takes as much as the potentials, which may be less"
@@ -65,11 +64,11 @@ class Weights(Storage):
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Raise RuntimeError if an example is in two batches with different features."""
         known: dict[int, float] = {}
-        for batch, own in zip(batches, rows, strict=True):
+        for batch, its in zip(batches, rows, strict=True):
             assert isinstance(batch, _StoredWeights)
             assert batch.features is not None
-            values, sizes = (found.tolist() for found in read_together(*(tensor[own] for tensor in batch.features)))
-            for example, value, size in zip(on_host(pick(batch.index, own)).tolist(), values, sizes, strict=True):
+            values, sizes = (numbers.tolist() for numbers in read_together(*(t[its] for t in batch.features)))
+            for example, value, size in zip(on_host(pick(batch.index, its)).tolist(), values, sizes, strict=True):
                 if abs(known.setdefault(example, value) - value) > TOLERANCE * size:
                     raise RuntimeError(_MOVED.format(examples=[example + self.own.start]))
 
@@ -86,10 +85,10 @@ class Weights(Storage):
         if bool(moved.any()):
             raise RuntimeError(_MOVED.format(examples=(stored.index[moved][:5] + self.own.start).tolist()))
 
+    @override
     def contribution(
         self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """The sum of the blocks."""
         assert isinstance(stored, _StoredWeights)
         return [block.sum(0, dtype=torch.float64) for block in stored.blocks]
 
@@ -106,8 +105,8 @@ class Weights(Storage):
             self._features = torch.full((len(self.own),), torch.inf, dtype=torch.float64, device=index.device)
         known = self._features[index]
         self._features[index] = torch.where(known.isinf(), features, known)
-        for held, change in zip(self._blocks, blocks, strict=True):
-            held.index_add_(0, index, change)
+        for block, change in zip(self._blocks, blocks, strict=True):
+            block.index_add_(0, index, change)
 
     def rescale(self, factor: float) -> None:
         """Nothing to do: ``w_i = psi_i / (lam n)`` up to the head's adjoint, and both are multiplied by ``factor``."""
@@ -122,8 +121,8 @@ class Weights(Storage):
         for block in self._blocks:
             block *= share
 
+    @override
     def products(self) -> Tensor | None:
-        """``lam <w_i, w>`` of every block, ``[n]`` float64; None before the first step."""
         if not self._blocks:
             return None
         total = torch.zeros(len(self.own), dtype=torch.float64, device=self._blocks[0].device)
@@ -131,12 +130,12 @@ class Weights(Storage):
             total += block.flatten(1).to(torch.float64) @ parameter.detach().flatten().to(torch.float64)
         return self.lam * total
 
+    @override
     def nbytes(self) -> int:
-        """Bytes held now."""
         return sum(block.numel() * block.element_size() for block in self._blocks)
 
+    @override
     def to(self, device: torch.device) -> None:
-        """Move the blocks."""
         self._blocks = [block.to(device) for block in self._blocks]
         if self._features is not None:
             self._features = self._features.to(device)

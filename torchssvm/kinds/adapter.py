@@ -1,4 +1,4 @@
-"""What a compiled loop asks of a head: batches as arrays of examples, weights as a model, room for one example."""
+"""The interface of a head in the compiled loop: examples, model and scratch arrays."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ class Examples(NamedTuple):
     Attributes:
         dense: Whether features are in ``x``, or in ``value`` and ``column``.
         x: ``[rows, F]``, or empty.
-        value: ``[nonzeros]`` nonzero features, or empty. Listed, as a search for them would dominate the cost of a
-            visit.
+        value: ``[nonzeros]`` nonzero features, or empty.
         column: ``[nonzeros]`` int32, the index of each feature in ``value``.
         row: ``[rows + 1]`` int64, where each row's features begin in ``value``.
         y: ``[labels]`` int64 targets.
         cost: ``[labels]`` float64, the cost of a wrong label, or a factor of it.
         added: ``cost`` in the dtype of the weights.
-        weight: ``[n]`` float64, 0 or above, a factor of each example's loss and features, which neither has already.
+        weight: ``[n]`` float64, 0 or above, a factor of each example's loss and features, not yet applied.
         start: ``[n + 1]`` int64, where each example's labels begin.
         line: ``[n + 1]`` int64, where each example's rows begin.
         inner: ``[sum R (R + 1) / 2]`` inner products of each example's rows, with the bias as a feature: row t with
@@ -41,10 +40,9 @@ class Examples(NamedTuple):
         inner_start: ``[n]`` int64, where each example's inner products begin.
         stored: The most rows of an example whose inner products are kept.
         pair_rows: The number of rows of pairs of an example, where all have as many.
-        kind: A named tuple: what else an example is. Its class says which functions of :mod:`.block` are called.
-        reach: None where no example has more than ``stored`` rows, so that kernels for these are not compiled.
-        form: What the features are: a row of numbers, or lists with values or of ones. Its class says which kernels are
-            compiled.
+        kind: A named tuple with further data of the kind. Its class selects the functions of :mod:`.block`.
+        reach: None if no example has more than ``stored`` rows, so that kernels for long examples are not compiled.
+        form: The form of the features: dense rows, or lists with values or of ones. Its class selects the kernels.
     """
 
     dense: bool
@@ -68,19 +66,19 @@ class Examples(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """That features are in ``Examples.x``."""
+    """Dense features, in ``Examples.x``."""
 
     features: int
 
 
 class Listed(NamedTuple):
-    """That features are lists."""
+    """Features as lists."""
 
     values: Any  # ``Examples.value``, or None where all are 1
 
 
 def with_types(examples: Examples) -> Examples:
-    """With ``reach`` and ``form``, whose types say which code is compiled."""
+    """Set ``reach`` and ``form``, whose types select the compiled code."""
     rows = int(np.diff(examples.line).max(initial=0))
     form = Dense(examples.x.shape[1]) if examples.dense else Listed(examples.value if len(examples.value) else None)
     return examples._replace(form=form, reach=Long(rows) if rows > examples.stored else None)
@@ -106,10 +104,10 @@ class Model(NamedTuple):
 class Scratch(NamedTuple):
     """Scratch arrays for one block: potentials, Viterbi's transitions and maxima, responses, directions, the atoms.
 
-    ``used`` and ``rows`` say which rows of ``delta_pairs`` may not be zero; the others are not read.
-    ``step`` gets the sum of all steps, and the change of ``|w|^2``. ``sums_of_label``, zero before and after, has the
-    weights of one label, for chains that are longer than ``STORED``; it is empty where there are none. ``slack`` gets
-    by how much an approximate oracle's bound is above its labeling. ``room`` is the kind's own.
+    ``used`` and ``rows`` say which rows of ``delta_pairs`` may not be zero; the others are not read. ``step`` gets the
+    sum of all steps, and the change of ``|w|^2``. ``sums_of_label``, zero before and after, has the weights of one
+    label, for chains longer than ``STORED``; else it is empty. ``slack`` gets the difference between an approximate
+    oracle's bound and the value of its labeling. ``room`` has further arrays of the kind.
     """
 
     emission: Any
@@ -264,11 +262,11 @@ class HeadAdapter:
         emission: Name of the potentials that features make.
         pairs: Name of the potentials of neighbouring labels; None where there are none.
         has_bias: Whether every token has a feature that is always 1.
-        limits: Those of an approximate oracle, int64; they may change while the loop trains.
+        limits: The limits of an approximate oracle, int64; they may change while the loop trains.
         ragged_labels: Whether longer examples have more labels.
-        carries: Whether a batch's potentials carry what its targets do not tell, such as sizes of the other side.
+        carries: Whether a batch's potentials carry data that targets lack, such as sizes of the other side.
         exact_labelings: Whether stored labelings are cut to the sizes of :meth:`longest_labeling`.
-        notes: Whether it keeps what batches tell when they are read, such as their largest size.
+        notes: Whether it keeps facts about the batches it has read, such as their largest size.
     """
 
     matrix: str = "weight"
@@ -307,7 +305,7 @@ class HeadAdapter:
         return labels[real], self.structure.costs(target)[real], real.sum(1)  # type: ignore[attr-defined]
 
     def inputs(self, x: Any) -> Any:
-        """The features among what a batch brings."""
+        """The features in ``batch.x``."""
         return x
 
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
@@ -315,7 +313,7 @@ class HeadAdapter:
         return self.inputs(x)[tree_tensors(target)[0] >= 0]
 
     def own(self, x: Any, target: Labeling, potentials: Potentials) -> dict[str, Ragged]:
-        """What the kind needs of a batch beside labels and features."""
+        """Further data of the kind from a batch, beside labels and features."""
         return {}
 
     def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
@@ -327,20 +325,20 @@ class HeadAdapter:
         return examples.column, examples.row[examples.line]
 
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """Fill in what is computed from the features of all examples, and the kind.
+        """Compute inner products of the features of all examples, and the kind.
 
-        ``own`` is what :meth:`own` gave, of all examples, and where each example's begins.
+        ``own`` are the entries of :meth:`own` for all examples, with the place where each example begins.
         """
         if self.products:
             fill_inner(examples, self.has_bias)
         return examples._replace(kind=self.kind(examples, own))
 
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        """The named tuple of the kind, from what :meth:`complete` gets: required where that is inherited."""
+        """The named tuple of the kind; arguments as of :meth:`complete`, which calls it."""
         raise NotImplementedError
 
     def room_of(self, examples: Examples) -> Any:
-        """Makes ``Scratch.room``; None if it is None."""
+        """A function that makes ``Scratch.room``, or None."""
         return None
 
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
@@ -354,7 +352,7 @@ class HeadAdapter:
         return shapes
 
     def whole(self) -> HeadAdapter | None:
-        """The adapter whose kind solves blocks of mean parts whole; None where there is none."""
+        """The adapter whose kind solves whole blocks of mean parts; None if there is none."""
         return None
 
     products = True
@@ -376,7 +374,7 @@ class HeadAdapter:
 
     @property
     def pair_rows(self) -> int:
-        """Rows of pairs of an example, where all have as many."""
+        """Rows of pairs of an example, if all have the same number."""
         return 0 if self.pairs is None else self.num_states
 
     def label_counts(self, lengths: Tensor) -> Tensor:
@@ -388,7 +386,7 @@ class HeadAdapter:
         return 0, torch.full_like(lengths, self.num_states - 1)
 
     def finish(self, labelings: list[Tensor], examples: Tensor, slots: Tensor) -> None:
-        """Fill in what stored labelings have beside their labels, in these slots, ``[*]`` int64 each."""
+        """Fill in other tensors of stored labelings than their labels, in these slots, ``[*]`` int64 each."""
 
     def _emission(self) -> Tensor:
         return self.head.by_feature(getattr(self.head, self.matrix))
@@ -419,8 +417,8 @@ class HeadAdapter:
     def model(self, rows: Tensor | None = None) -> Model:
         """The weights as the loop reads and writes them: a row for each feature, one after another.
 
-        The arrays share their memory with the head where its layout is the same and rows are not padded. ``rows``
-        ``[U]`` int64 copies the weights of these features only.
+        The arrays share the memory of the head if its layout is the same and rows are not padded. ``rows`` ``[U]``
+        int64 copies the weights of these features only.
         """
         emission, pairs, *biases = (None if w is None else w.detach() for w in self.weights())
         assert emission is not None
@@ -435,28 +433,28 @@ class HeadAdapter:
         """Write the weights of ``model`` to the head, if they are a copy."""
         emission, _, *biases = self.weights()
         for weights, array in ((emission, model.emission), *zip(biases, model[2:5], strict=True)):
-            if weights is not None and not np.may_share_memory(held := weights.detach().numpy(), array):
-                held[...] = array[..., : self.num_states]
+            if weights is not None and not np.may_share_memory(target := weights.detach().numpy(), array):
+                target[...] = array[..., : self.num_states]
 
     def trained(self, model: Model) -> list[Any]:
-        """The arrays of ``model`` that are the head's parameters, in their order, without what pads their rows."""
-        held = {name: p for name, p in self.head._parameters.items() if p is not None}
+        """The arrays of ``model`` for the head's parameters, in their order, without the padding of rows."""
+        parameters = {name: p for name, p in self.head._parameters.items() if p is not None}
         rows = [array[..., : self.num_states] for array in (model.emission, model.bias, model.first, model.last)]
-        found = {self.matrix: self.head.by_feature(rows[0]), **dict(zip(self.biases, rows[1:], strict=False))}
-        if self.table is not None and self.table in held:
-            found[self.table] = model.transition.reshape(held[self.table].shape)
-        return [found[name] for name in held if name in found]
+        arrays = {self.matrix: self.head.by_feature(rows[0]), **dict(zip(self.biases, rows[1:], strict=False))}
+        if self.table is not None and self.table in parameters:
+            arrays[self.table] = model.transition.reshape(parameters[self.table].shape)
+        return [arrays[name] for name in parameters if name in arrays]
 
     def apply(self, batch: Batch) -> Any:
         """Potentials of a batch."""
         return apply_head(self.head, batch)
 
     def lengths(self, sizes: Tensor, potentials: Potentials) -> Tensor:
-        """The lengths of examples, as the potentials have them, from the numbers of their labels."""
+        """The lengths of examples in the potentials, from the numbers of their labels."""
         return sizes
 
     def as_sequences(self, labelings: Tensor) -> Tensor:
-        """Stored labelings as ``[n, C, N]``, sharing their memory: the default is for those that are sequences."""
+        """Stored labelings as ``[n, C, N]``, sharing their memory; the default is for sequences."""
         return labelings
 
     def longest_labeling(self, longest: int) -> Labeling:
@@ -477,17 +475,26 @@ def squares_of_rows(examples: Examples, dtype: Any = None) -> np.ndarray:
 
 
 def _fill_up(tensor: Tensor, width: int) -> np.ndarray:
-    """The tensor's own memory if its rows are contiguous and have this width; else a copy, with zeros behind them."""
+    """The tensor's memory if its rows are contiguous and have this width; else a copy with rows padded by zeros."""
     states = tensor.shape[-1]
     if states == width:
         return tensor.contiguous().numpy()
-    found = tensor.new_zeros(*tensor.shape[:-1], width).numpy()  # torch's memory begins at a line of the cache
-    found[..., :states] = tensor.numpy()
-    return found
+    padded = tensor.new_zeros(*tensor.shape[:-1], width).numpy()  # torch aligns memory to cache lines
+    padded[..., :states] = tensor.numpy()
+    return padded
+
+
+def check_sizes(ragged: bool, sizes: tuple[int, ...], ragged_before: bool, sizes_before: tuple[int, ...]) -> None:
+    """Raise ValueError unless all batches have lengths, or none has and all have the same sizes."""
+    if ragged != ragged_before or (not ragged and sizes != sizes_before):
+        raise ValueError(
+            f"sizes are {list(sizes)}, and {list(sizes_before)} in earlier batches: examples of different sizes need "
+            "lengths, in every batch"
+        )
 
 
 class NotCompiledError(TypeError):
-    """A head or rule without a compiled form; ``reason`` says why, as a clause."""
+    """A head or rule has no compiled form; ``reason`` is a clause."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; use BlockGap and BCFW")
@@ -495,33 +502,27 @@ class NotCompiledError(TypeError):
 
 
 def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
-    """The adapter of a head, which its method ``compiled_form`` makes.
+    """The adapter that ``head.compiled_form()`` makes.
 
-    TypeError if the head has no compiled loop, or is not on the CPU, to which one that may be ``anywhere`` will be
-    moved.
+    TypeError if the head has no compiled loop, or is not on the CPU; ``anywhere`` allows other devices.
     """
-    adapter = None
     bases = type(head).__mro__
     form, forward = (
         next((base for base in bases if name in vars(base)), None) for name in ("compiled_form", "forward")
     )
-    if form is not None:
-        if forward is not None and bases.index(forward) < bases.index(form):
-            raise NotCompiledError(
-                f"head is {type(head).__name__}(...), which has no compiled loop: its forward is that of "
-                f"{forward.__name__}, and its compiled_form is that of {form.__name__} before it"
-            )
-        adapter = head.compiled_form()  # type: ignore[operator]
+    overridden = form is not None and forward is not None and bases.index(forward) < bases.index(form)
+    adapter = None if form is None or overridden else head.compiled_form()  # type: ignore[operator]
     if adapter is None:
-        with_structure = f" with head.structure={head.structure}" if hasattr(head, "structure") else ""
-        raise NotCompiledError(f"head is {type(head).__name__}(...){with_structure}, which has no compiled loop")
+        why = f" with head.structure={head.structure}" if hasattr(head, "structure") else ""
+        why = " whose subclass overrides forward without compiled_form" if overridden else why
+        raise NotCompiledError(f"head is {type(head).__name__}(...){why}, which has no compiled loop")
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
         raise NotCompiledError("head has forward hooks, which the compiled loop does not run")
     device = device_of(head)
     if device.type != "cpu" and not anywhere:
         raise TypeError(
-            f"head is on {device}, and the compiled loop runs on the CPU: call head.to('cpu') and make the dual, for "
-            "features on any device; or train on the device by BlockGap and BCFW"
+            f"head is on {device}, and the compiled loop runs on the CPU: call head.to('cpu'), or train with BlockGap "
+            "and BCFW"
         )
     return adapter
 
@@ -545,7 +546,7 @@ class VectorAdapter(HeadAdapter):
 
     @property
     def width(self) -> int:
-        """That of a row of scores, which is not combined with rows of the weights."""
+        """Rows of scores are not padded."""
         return self.num_states
 
     def weights(self) -> Weights:
@@ -569,14 +570,9 @@ class VectorAdapter(HeadAdapter):
         return [model.emission[..., 0]]
 
     def note(self, potentials: Potentials, sizes: tuple[int, ...]) -> None:
-        """Note whether potentials have lengths, and the largest sizes of a batch; ValueError if others came before."""
+        """Note whether potentials have lengths, and their largest sizes; ValueError if earlier batches differ."""
         ragged = potentials.lengths is not None
         if not self._known:
             self._known, self.ragged, self.sizes = True, ragged, sizes
-        if ragged != self.ragged or (not ragged and sizes != self.sizes):
-            raise ValueError(
-                f"a batch has sizes {list(sizes)} and {'' if ragged else 'no '}lengths, and one before it "
-                f"{list(self.sizes)} and {'' if self.ragged else 'no '}lengths: examples of different sizes need "
-                "lengths, in every batch"
-            )
+        check_sizes(ragged, sizes, self.ragged, self.sizes)
         self.sizes = tuple(map(max, sizes, self.sizes))

@@ -1,7 +1,7 @@
 """Examples whose nodes and edges are labelled, with features at both, compiled by Numba.
 
-Versions of what :mod:`.block` has. The pairs of edge e are rows ``e K`` to ``e K + K - 1``, by the label of its first
-end. Their scores are ``z_e E`` of its features z and the weights ``[G, K K]``, which stand in ``Model.transition``.
+Versions of functions in :mod:`.block`. The pairs of edge e are rows ``e K`` to ``e K + K - 1``, by the label of its
+first end. Their scores are ``z_e E`` of its features z and the weights ``[G, K K]``, in ``Model.transition``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
 from torchssvm.compiler.vectors import add_rows, exact_dot, set_row
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, reject_rows
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, Weights
+from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, Weights, check_sizes
 from torchssvm.kinds.block import (
     add_rows_to_weights,
     add_states,
@@ -53,7 +54,7 @@ class Links(NamedTuple):
 
 
 class LinkRoom(NamedTuple):
-    """Room for ``[G, K K]`` float64, and that of a decoder."""
+    """Workspace: ``[G, K K]`` float64, and the arrays of a decoder."""
 
     gradient: Any
     decoder: Any
@@ -67,7 +68,7 @@ def pair_rows_of(kind, examples, i):
 
 @njit
 def pairs_of(kind, weights, made):
-    """What ``potentials`` has made."""
+    """The scores made by ``potentials``."""
     return made
 
 
@@ -102,7 +103,7 @@ def score(kind, examples, i, labels, length, emission, transition):
 
 @njit
 def mark_rows(kind, examples, i, labels, used):
-    """The rows of the pairs that the labels make."""
+    """The rows of the labels' pairs."""
     links = kind.links
     for place in range(links.start[i + 1] - links.start[i]):
         a = links.ends[links.start[i] + place, 0]
@@ -199,7 +200,7 @@ def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch
 
 
 def with_links(kind: type) -> type:
-    """A named tuple whose field ``links`` is a :class:`Links`: it gets all of these versions, and brings ``decode``."""
+    """Register these versions for a named tuple with a field ``links``; the kind adds ``decode``."""
     versions = pair_rows_of, pairs_of, potentials, score, mark_rows, add_labeling
     for version in (*versions, respond_pairs, respond, squared_length, add_to_weights):
         function: ByKind = getattr(block, version.__name__)
@@ -220,7 +221,7 @@ class LinkAdapter(HeadAdapter):
         self.ragged, self._nodes, self._edges = False, 0, 0
 
     def inputs(self, x: Any) -> Any:
-        """Those of the nodes."""
+        """The features of the nodes."""
         return x[0]
 
     @abstractmethod
@@ -242,15 +243,11 @@ class LinkAdapter(HeadAdapter):
         """The edges.
 
         Raises:
-            ValueError: Batches have lengths and none, or none and other numbers of nodes; or features are not finite.
+            ValueError: Only some batches have lengths, or none has and sizes differ; or features are not finite.
         """
         ragged, nodes = potentials.lengths is not None, potentials["node"].shape[1]
-        if self._nodes and (ragged != self.ragged or (not ragged and nodes != self._nodes)):
-            raise ValueError(
-                f"a batch has {nodes} nodes and {'' if ragged else 'no '}lengths, and one before it {self._nodes} "
-                f"nodes and {'' if self.ragged else 'no '}lengths: examples of different sizes need lengths, in every "
-                "batch"
-            )
+        if self._nodes:
+            check_sizes(ragged, (nodes,), self.ragged, (self._nodes,))
         self.ragged, self._nodes = ragged, max(self._nodes, nodes)
         self._edges = max(self._edges, potentials["edge"].shape[1])
         counts, ends, z, turned = self.edges_of(x, potentials)
@@ -259,8 +256,8 @@ class LinkAdapter(HeadAdapter):
         reject_rows((~torch.isfinite(z).all(2) & real).any(1), "x has features of edges that are not finite in {rows}")
         return {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
 
+    @override
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        """From the edges."""
         start, ends = own["ends"]
         counts = start.diff()
         place = torch.arange(int(counts.max()) if len(counts) else 0)
@@ -290,12 +287,12 @@ class LinkAdapter(HeadAdapter):
         return emission, self.head.edge.flatten(1), *biases
 
     def longest_labeling(self, longest: int) -> Labeling:
-        """Labels ``[1, longest]``, and the pairs that they make."""
+        """Labels ``[1, longest]``, and their pairs."""
         states = self.num_states
         return self.labeling(torch.full((1, longest), states - 1), torch.full((1, self._edges), states**2 - 1))
 
     def finish(self, labelings: list[Tensor], examples: Tensor, slots: Tensor) -> None:
-        """The pairs that the labels make."""
+        """Compute the pairs from the labels."""
         labels, ends = labelings[0][examples, slots].long(), self._ends[examples]
         both = labels.gather(1, ends.clamp(min=0).flatten(1)).view(ends.shape)
         pairs = (both[..., 0] * self.num_states + both[..., 1]).masked_fill(ends[..., 0] < 0, -1)

@@ -1,4 +1,4 @@
-"""How far the blocks of a batch move together: one common step, or the box QP."""
+"""The steps of a batch's blocks: one common step, or the box QP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import add_row, dot, exact_dot, set_row
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_type, check_whole
 from torchssvm.core.gradients import combine
 from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples, squared_norm
@@ -36,7 +36,7 @@ class BlockSteps(ABC):
     """Chooses the step of each block of a batch along its direction, before the line search over all of them."""
 
     needs_gradients = False
-    """Whether it uses per-example gradients, where the head gives them."""
+    """Whether it uses per-example gradients."""
 
     @abstractmethod
     def solve(self, gradients: Sequence[Tensor], values: Tensor, weight: float, factor: float = 1.0) -> BatchSteps:
@@ -75,9 +75,7 @@ def combine_steps(gradients: Sequence[Tensor], gammas: Tensor, factor: float) ->
 
 def check_block_steps(block_steps: Any) -> BlockSteps:
     """``block_steps``; TypeError unless it is a BlockSteps."""
-    if isinstance(block_steps, BlockSteps):
-        return block_steps
-    raise TypeError(f"block_steps={block_steps!r} must be an object such as BoxQP() or CommonStep()")
+    return check_type(block_steps, BlockSteps, "block_steps", "an object such as BoxQP() or CommonStep()")
 
 
 _CONVERGED = 1e-3  # more is of no use: the line search rescales the steps

@@ -1,4 +1,4 @@
-"""What a user chooses of a step: the direction, where its corner comes from, and the order of the visits."""
+"""Directions, rules of the oracle, and orders of visits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import as_number, check_number, check_whole
+from torchssvm.core.arguments import as_number, check_number, check_object, check_whole
 from torchssvm.core.operators import read_together, upload
 from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.steps.numba import AWAY, CORRECTIVE, FRANK_WOLFE, HYBRID, PAIRWISE, choose_each
@@ -99,9 +99,9 @@ class CacheOracle:
 class Atoms:
     """The blocks of a batch as distributions over a few atoms, scored at the current weights.
 
-    Column 0 is the *rest*: the part of the block that is not kept as labelings, one point of the marginal polytope.
-    Storages without labelings keep the whole block there. The next columns are the cached labelings, and the last one
-    is the corner of the max oracle, unless that is cached.
+    Column 0 is the *rest*: the part of the block that is not kept as labelings, one point of the marginal polytope;
+    without labelings it is the whole block. The next columns are the cached labelings, and the last one is the corner
+    of the max oracle, unless it is cached.
 
     Attributes:
         mass: ``[B, M]`` float64, the dual distribution alpha_i over the atoms; rows sum to 1.
@@ -179,9 +179,9 @@ class DirectionRule(Protocol):
 
 @dataclass(frozen=True)
 class Direction:
-    """A direction of the library; a direction of the caller's own is any :class:`DirectionRule`.
+    """A direction of the library; other directions are any :class:`DirectionRule`.
 
-    A block takes at most ``steps`` inner steps, 0 where the direction has none, which end at ``tolerance``.
+    A block takes at most ``steps`` inner steps, which end at ``tolerance``.
     """
 
     rule: ClassVar[int]
@@ -212,7 +212,7 @@ class FrankWolfe(Direction):
     needs_labelings = False
 
     def __call__(self, atoms: Atoms) -> Tensor:
-        """Move all mass to the corner: the same bits as by the rule's number, where the masses lie."""
+        """Move all mass to the corner, with the same bits as the compiled rule."""
         return atoms.towards(atoms.corner) - atoms.mass
 
 
@@ -300,17 +300,16 @@ class Corrective(Direction):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", check_whole(self.steps, "steps"))
-        given = self.tolerance
-        object.__setattr__(self, "tolerance", as_number(given, "tolerance"))
+        object.__setattr__(self, "tolerance", as_number(self.tolerance, "tolerance"))
         if not 0.0 <= self.tolerance < 1.0:
-            raise ValueError(f"tolerance={given} must be at least 0 and less than 1")
+            raise ValueError(f"tolerance={self.tolerance} must be at least 0 and less than 1")
 
     def __repr__(self) -> str:
         return f"Corrective(steps={self.steps}, tolerance={self.tolerance:g})"
 
 
 DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
-"""Those that the compiled loop takes; not subclasses of them, which may do otherwise when called."""
+"""The directions of the compiled loop; subclasses may behave otherwise."""
 
 
 def solves_whole(direction: Any, storage: Storage) -> bool:
@@ -324,8 +323,7 @@ def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage, 
         ("direction", direction, "__call__", "Pairwise()"),
         ("oracle", oracle, "misses", "CacheOracle()"),
     ):
-        if isinstance(rule, type) or not hasattr(rule, "needs_labelings") or not hasattr(rule, method):
-            raise TypeError(f"{name}={rule!r} must be an object such as {such}")
+        check_object(rule, name, method, such)
         if rule.needs_labelings and not storage.keeps_labelings and not (whole and solves_whole(rule, storage)):
             raise ValueError(
                 f"{name}={rule} needs single labelings: storage={type(storage).__name__}() must be storage=Labelings()"

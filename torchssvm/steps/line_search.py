@@ -112,10 +112,9 @@ class PredefinedStep:
 
     A step of one block gives [B13] Algorithm 3, ``2n / (k + 2n)`` at step k; steps of B blocks give ``2N / (k + 2N)``
     with N = n/B batches an epoch; all examples in every batch give batch Frank-Wolfe ([B13] Algorithm 2),
-    ``2 / (k + 2)``. The dual may fall in a step, and at the start it often does.
+    ``2 / (k + 2)``. The dual may fall in a step.
 
-    Use it with ``BlockGap(dual, block_steps=CommonStep())``, or with batches of one block. The box QP would give each
-    block its own step, multiplied by gamma, which is none of these algorithms.
+    Use it with ``BlockGap(dual, block_steps=CommonStep())``, or with batches of one block.
 
     Example:
         >>> solver = Solver(line_search=PredefinedStep(), block_steps=CommonStep())

@@ -64,7 +64,7 @@ def choose(rule, atoms, corner, mass, hinge, gram, scale, steps, tolerance, chan
         steps, tolerance: Of the corrective direction.
         change, work: ``[M]``; the second is room for rates.
     """
-    away: Any = np.int64(-1)  # what takes a literal -1 would be compiled for that, too
+    away: Any = np.int64(-1)  # Numba would compile callees again for a literal -1
     mean = 0.0
     for c in range(atoms):
         if mass[c] > 0.0:
@@ -142,9 +142,9 @@ def climb(atoms, mass, hinge, gram, scale, steps, tolerance, change, rates):
         best, worst, high, low = 0, 0, rates[0], np.inf
         for c in range(atoms):
             rate = rates[c]
-            held = rate if change[c] > 0.0 else np.inf
+            active = rate if change[c] > 0.0 else np.inf
             best, high = (c, rate) if rate > high else (best, high)
-            worst, low = (c, held) if held < low else (worst, low)
+            worst, low = (c, active) if active < low else (worst, low)
         slope = high - low
         if first < 0.0:
             first = slope

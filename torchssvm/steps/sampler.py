@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from torchssvm.core.arguments import check_length_form, check_object, check_seed, check_whole
+from torchssvm.core.arguments import check_length_form, check_object, check_seed, check_type, check_whole
 from torchssvm.core.operators import on_host
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
@@ -68,12 +68,8 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         seed: int = 0,
         chunk: int | None = None,
     ) -> None:
-        if dual is not None and not isinstance(dual, DualState):
-            raise TypeError(f"dual={dual!r} must be a DualState; sizes are given by name, as num_examples=200")
-        if num_examples is None:
-            if dual is None:
-                raise ValueError("num_examples=None and dual=None: give the dual, or the size of the dataset")
-            num_examples = dual.num_examples
+        if num_examples is None and dual is not None:
+            num_examples = check_dual(dual).num_examples
         num_examples = check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
         batch_size = check_whole(batch_size, "batch_size")
         if order is not None:
@@ -135,7 +131,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
 
     @property
     def own(self) -> range:
-        """The examples that batches are drawn from: those of this process."""
+        """The examples of this process, from which batches are drawn."""
         return self.ranks.own(self.num_examples)
 
     @property
@@ -192,7 +188,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
 
     @property
     def in_epoch(self) -> bool:
-        """Whether the loop of an epoch still holds its iterator; all its batches may be used."""
+        """Whether the loop of an epoch still has its iterator; all its batches may be used."""
         return self._continues or (self._iterator is not None and self._iterator() is not None)
 
     def before_continuing(self, action: Callable[[], None]) -> None:
@@ -223,7 +219,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         return state if under_way else {**state, "drawn": [], "snapshots": {}}
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """The beginning of the next epoch: batches that other processes have drawn are not of these examples."""
+        """The beginning of the next epoch: drawn batches are of other examples."""
         begun, given = parts[0]["under_way"], parts[self.ranks.rank % len(parts)]
         return {
             **self.own_state(),
@@ -284,7 +280,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
 
     def _bound(self) -> DualState:
         if self._dual is None:
-            raise RuntimeError("the sampler has no dual yet: call bind(dual), or train with StructuredSVM, which does")
+            raise RuntimeError("dual=None: call bind(dual), or train with StructuredSVM")
         return self._dual
 
     @property
@@ -328,8 +324,8 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         if not self._order.needs_gaps:
             order, wanted = self._order, len(self) - position
             while wanted > 0:  # a process with one example less than another may need one batch more
-                found = order.draw(torch.zeros(len(self.own)), wanted, self.batch_size, self._generator)
-                self._drawn, wanted = self._drawn + found, wanted - len(found)
+                drawn = order.draw(torch.zeros(len(self.own)), wanted, self.batch_size, self._generator)
+                self._drawn, wanted = self._drawn + drawn, wanted - len(drawn)
             return
         chunk = position // self.chunk
         wanted = max(chunk - 1, 0) * self.chunk
@@ -352,14 +348,12 @@ class ByLength:
 
     The draws, batch for batch:
 
-    * ``Proportional`` and ``Uniform``: the batch's first example is example i with the probability that ``order`` gives
-      it among all examples. Each further one has the probability that ``order`` gives it among the examples of the
-      first one's bucket that the batch does not have yet. So under ``Uniform()`` every example is in a batch with
-      probability ``batch_size / n``, as without buckets. Under ``Proportional()`` an example's expected number of
-      visits is proportional to its gap where no gap dominates its bucket; the examples of a bucket share the visits
-      that their gaps have together.
+    * ``Proportional`` and ``Uniform``: ``order`` draws the first example of a batch from all examples, and the others,
+      without replacement, from the bucket of the first. Under ``Uniform()`` every example is in a batch with
+      probability ``batch_size / n``. Under ``Proportional()`` expected visits are proportional to the gap, if
+      no gap dominates its bucket.
     * ``Permutation``: every example once in an epoch. The batches are cut from a random order within each bucket, and
-      come in random order; the one that may be smaller comes last.
+      come in random order; a smaller batch comes last.
 
     Args:
         lengths: ``[n]`` int64, the length of each example of the dataset, at least 0; or a sequence of integers.
@@ -381,11 +375,11 @@ class ByLength:
         lengths = torch.as_tensor(lengths)
         check_length_form(lengths, len(lengths) if lengths.ndim else 1)
         if not len(lengths) or int(lengths.min()) < 0:
-            raise ValueError(f"lengths={lengths.tolist()[:5]}... must be one number from 0 on for each example")
+            raise ValueError(f"lengths={lengths.tolist()[:5]}... must be at least 0, one for each example")
         self.lengths = lengths.cpu().clone()
-        self.order: Order = order if order is not None else Proportional()
-        if type(self.order) not in (Proportional, Uniform, Permutation):
-            raise TypeError(f"order={self.order} must be Proportional(), Uniform() or Permutation()")
+        order = order if order is not None else Proportional()
+        such = "Proportional(), Uniform() or Permutation()"
+        self.order: Order = check_type(order, (Proportional, Uniform, Permutation), "order", such)
         self.needs_gaps = self.order.needs_gaps
         self._sorted, self._by_length = self.lengths.sort(stable=True)
         self._buckets: dict[int, list[Tensor]] = {}
@@ -407,11 +401,7 @@ class ByLength:
         return self._buckets[batch_size]
 
     def draw(self, gaps: Tensor, batches: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
-        """See :class:`ByLength`; arguments as of every order.
-
-        Raises:
-            ValueError: ``gaps`` has another number of examples than ``lengths``.
-        """
+        """See :class:`ByLength`; ValueError if ``gaps`` has another number of examples than ``lengths``."""
         self.check(len(gaps))
         if isinstance(self.order, Permutation):
             return self.cut(torch.arange(len(gaps)), batch_size, generator)[:batches]
@@ -422,23 +412,23 @@ class ByLength:
             weights = (gaps / gaps.max()) ** self.order.power
         shares = torch.stack([weights[bucket].sum() for bucket in buckets])
         chosen = torch.multinomial(shares, batches, replacement=True, generator=generator)
-        found: list[Tensor] = [chosen] * batches
+        result: list[Tensor] = [chosen] * batches
         for number in chosen.unique().tolist():
-            places, own = (chosen == number).nonzero().flatten().tolist(), buckets[number]
-            drawn = self.order.draw(gaps[own], len(places), batch_size, generator)
+            places, bucket = (chosen == number).nonzero().flatten().tolist(), buckets[number]
+            drawn = self.order.draw(gaps[bucket], len(places), batch_size, generator)
             for place, batch in zip(places, drawn, strict=True):
-                found[place] = own[batch]
-        return found
+                result[place] = bucket[batch]
+        return result
 
     def cut(self, chosen: Tensor, batch_size: int, generator: torch.Generator) -> list[Tensor]:
-        """Batches that hold each of these distinct examples once; the one that may be smaller comes last.
+        """Batches with each of these distinct examples once; a smaller batch comes last.
 
         Args:
             chosen: ``[M]`` int64.
         """
         bucket = torch.zeros_like(self.lengths)
-        for number, own in enumerate(self.buckets(batch_size)):
-            bucket[own] = number
+        for number, members in enumerate(self.buckets(batch_size)):
+            bucket[members] = number
         shuffled = chosen[torch.randperm(len(chosen), generator=generator)]
         batches = list(shuffled[bucket[shuffled].argsort(stable=True)].split(batch_size))
         full = len(chosen) // batch_size
@@ -453,7 +443,7 @@ class ByLength:
     def check(self, num_examples: int) -> None:
         """Raise ValueError if this is not the number of lengths."""
         if num_examples != len(self.lengths):
-            raise ValueError(f"lengths has {len(self.lengths)} numbers, and there are {num_examples} examples")
+            raise ValueError(f"lengths has {len(self.lengths)} numbers: it must have {num_examples}")
 
     def __repr__(self) -> str:
         digest = zlib.crc32(self.lengths.numpy().tobytes())

@@ -167,7 +167,7 @@ def test_a_bad_batch_changes_nothing():
     nan[1, 0] = math.nan
     for wrong, words in [
         (batch.replace(x=nan), r"potentials of rows \[1\] are not finite"),
-        (batch.replace(index=torch.tensor([1, 6])), "index holds 1 to 6"),
+        (batch.replace(index=torch.tensor([1, 6])), "index has 1 to 6"),
         (batch.replace(y=torch.tensor([0, 3])), "target has label 3"),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -312,7 +312,7 @@ def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
 @pytest.mark.parametrize(
     "index, words",
     [
-        (torch.tensor([0, 8]), "index holds 0 to 8; the dual has num_examples=8"),
+        (torch.tensor([0, 8]), "index has 0 to 8"),
         (torch.tensor([0.0]), "must be an int64 tensor"),
         ([1, 2], "must be an int64 tensor"),
     ],

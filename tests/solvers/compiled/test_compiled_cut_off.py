@@ -6,16 +6,7 @@ import pytest
 import torch
 from cases.problems import assert_same, flat, rng
 
-from torchssvm import (
-    BCFW,
-    BlockGap,
-    CompiledBCFW,
-    DualState,
-    Labelings,
-    LinearChain,
-    LinearMulticlass,
-    MeanParts,
-)
+from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, Labelings, LinearChain, LinearMulticlass, MeanParts
 from torchssvm.core.batch import Batch
 from torchssvm.core.states import with_seal
 from torchssvm.solvers.compiled import loop
@@ -162,8 +153,8 @@ def test_transforms_of_torch_func_go_through_the_head():
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda batch: [tuple(batch)], "batches gave a tuple"),
-        (lambda batch: batch, "batches gave a Tensor"),
+        (lambda batch: [tuple(batch)], "tuple"),
+        (lambda batch: batch, "Tensor"),
         (lambda batch: [batch.replace(x=batch.x.to_sparse())], "x="),
     ],
 )

@@ -265,7 +265,7 @@ class StorageTestCase(ABC):
     def test_a_storage_belongs_to_one_dual(self):
         storage = self.make_storage()
         multiclass(0).train(storage=storage)
-        with pytest.raises(ValueError, match=r"already belongs to another DualState"):
+        with pytest.raises(ValueError, match=r"already belongs to a DualState"):
             multiclass(1).train(storage=storage)
 
     @pytest.mark.parametrize("kind", sorted(PROBLEMS))
