@@ -286,17 +286,6 @@ def test_a_product_of_two_weights_is_not_linear():
         Problem(Product(), problem.x, problem.y, None, 0.5).train().backward([0])
 
 
-def test_a_head_that_becomes_non_linear_later_is_caught_by_eulers_identity():
-    problem = multiclass(1, adjoint=False, lam=0.05)
-    training = problem.train().run([[0], [1], [2]])
-    batch = problem.batch([3])
-    training.optim.zero_grad()
-    scores = training.head(batch.x).single
-    training.loss((scores + scores.square()), batch.y, batch.index).backward()
-    with refused(training, RuntimeError, "linear"):
-        training.optim.step()
-
-
 # -- Parameters and sizes ----------------------------------------------------------------------------------
 
 

@@ -385,29 +385,6 @@ def test_check_finds_a_relaxation_that_does_not_say_so():
 # -- What once went unseen, or was refused without a reason ------------------------------------------------------
 
 
-def test_an_average_of_features_that_have_moved_a_little_is_refused():
-    problem = multiclass(3, n=12, dtype=torch.float32)
-    training = problem.train()
-    average = WeightedAverage.following(training.dual)
-    training.run([[k % 12] for k in range(60)])
-    certify(training.head, training.dual, problem.everything())
-    training.step([0])
-    moved = [batch.replace(x=1.005 * batch.x) for batch in problem.everything()]
-    with pytest.raises(RuntimeError, match="not those of the dual for these examples"):
-        average.certify(training.head, training.dual, moved)
-    average.certify(training.head, training.dual, problem.everything())
-
-
-def test_an_average_of_another_run_is_refused():
-    runs = [multiclass(seed, n=6).train() for seed in (3, 4)]
-    averages = [WeightedAverage.following(run.dual) for run in runs]
-    for run in runs:
-        run.run(ROWS)
-    with pytest.raises(ValueError, match="load the optimizer"):
-        averages[0].load_state_dict(averages[1].state_dict())
-    averages[0].load_state_dict(averages[0].state_dict())
-
-
 def test_a_kernel_model_refuses_the_state_of_other_costs():
     x, y = torch.randn(5, 3, 2), torch.randint(0, 2, (5, 3))
     made = [

@@ -328,7 +328,7 @@ def check_gradient(
             raise RuntimeError(f"the loss was multiplied by {batch.scale}: use a positive, finite factor")
     if dual.recomputed is None and dual.norm_changed(size):
         raise RuntimeError(f"head has changed weights (norm {size:.6g}, was {dual.held_norm:.6g}): load BCFW's state")
-    rounding = 200 * torch.finfo(dual.dtype).eps * dual.lam * size
+    rounding = 200 * torch.finfo(dual.dtype).eps * dual.lam * size * max(batch.scale for batch in batches)
     if not math.isfinite(square) or not distance <= 1e-4 * max(length, math.sqrt(square)) + rounding:
         advice = ADVICE + lowered_advice(dual.parameters[0].device)
         raise RuntimeError(f"the gradient differs by {distance:.3g} from the backward pass ({length:.3g}): {advice}")
