@@ -1,6 +1,7 @@
 """The documentation site: `python -m sphinx -W --keep-going -b html docs docs/_build/html`."""
 
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ def _leave_out_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None
     source[0] = "\n".join(line for line in lines if line not in empty)
 
 
+def _without_foreign_words(app: Sphinx, what: str, name: str, thing: Any, options: object, lines: list[str]) -> None:
+    """Drop the docstring that a method without one inherits from torch, Lightning or scikit-learn."""
+    if what != "method" or getattr(thing, "__doc__", None):
+        return
+    module, kind, method = name.rsplit(".", 2)
+    for base in getattr(sys.modules.get(module), kind, object).__mro__[1:]:
+        if getattr(vars(base).get(method), "__doc__", None):
+            if not base.__module__.startswith("torchssvm"):
+                lines.clear()
+            return
+
+
 def _no_types(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Keep napoleon from taking what stands before a colon for a type: types are in annotations.
 
@@ -68,5 +81,6 @@ def _formula(translator: Any, node: nodes.math) -> None:
 def setup(app: Sphinx) -> None:
     """Connect what is above."""
     app.connect("source-read", _leave_out_empty_globs)
+    app.connect("autodoc-process-docstring", _without_foreign_words, priority=50)
     app.connect("autodoc-process-docstring", _no_types, priority=100)  # before napoleon
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
