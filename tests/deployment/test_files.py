@@ -97,7 +97,7 @@ def test_a_decoder_with_another_structure_and_labels(trained: nn.Module, tmp_pat
 @pytest.mark.parametrize("trained", ["cuts"], indirect=True)
 def test_what_has_no_decoder_is_read_as_a_head(trained: nn.Module, tmp_path) -> None:
     save_model(tmp_path / "cuts", trained)
-    with pytest.raises(TypeError, match=r"load_head\(path\) reads such a model"):
+    with pytest.raises(TypeError, match="GraphCut"):
         load_model(tmp_path / "cuts")
 
 

@@ -84,7 +84,7 @@ def test_trajectories_are_those_of_explicit_duals(direction, capacity, seed, kin
         for b in moving.tolist():
             i = rows[b]
             columns, own = explicit.columns(i), explicit.masses(i)
-            corner = explicit.output(i, stored._found.labeling[b])
+            corner = explicit.output(i, stored._corner.labeling[b])
             width = len(columns)
             assert blocks.mass[b, :width].tolist() == pytest.approx(own.tolist(), abs=1e-12)
             there = [c for c in range(width) if c > 0 or own[0] > 0.0]
@@ -97,7 +97,7 @@ def test_trajectories_are_those_of_explicit_duals(direction, capacity, seed, kin
             assert blocks.scores[b, shown].tolist() == pytest.approx((features @ w).tolist(), abs=1e-7)
             assert blocks.losses[b, shown].tolist() == pytest.approx(losses.tolist(), abs=1e-7)
             hinges = truth.losses[i] + truth.changes[i] @ w
-            decoded = stored._found.decoded
+            decoded = stored._corner.decoded
             everything = decoded is None or bool(decoded[b])
             considered = hinges if everything else hinges[explicit.outputs[i]]
             assert hinges[corner] == pytest.approx(considered.max(), abs=1e-9)

@@ -142,12 +142,12 @@ def test_what_a_program_says_of_its_speed_chooses_the_solver(quick):
 def test_a_model_of_pyepo_maximises_and_is_checked():
     own = Choice()
     own.modelSense = -1
-    with pytest.raises(ValueError, match="modelSense=-1 must be 1: the model minimises"):
+    with pytest.raises(ValueError, match="modelSense=-1 must be 1"):
         OptModel(own)
     own.solve = lambda: (np.eye(4)[own.c.argmax()], own.c.max())
     assert OptModel(own).maximize
     own.modelSense = 1
-    with pytest.raises(ValueError, match="modelSense=1 must be -1: the model maximises"):
+    with pytest.raises(ValueError, match="modelSense=1 must be -1"):
         OptModel(own)
     own = Choice()
     assert not OptModel(own).maximize
@@ -162,17 +162,17 @@ def test_a_model_of_pyepo_maximises_and_is_checked():
         model.solve(np.ones((1, 4)))
     assert OptModel(own, whole=False).solve(np.ones((1, 4)))[0].tolist() == [[0.5] * 4]
     own.solve = lambda: (np.zeros(3), 0.0)
-    with pytest.raises(ValueError, match="returned \\[3\\] numbers, and num_cost is 4"):
+    with pytest.raises(ValueError, match="num_cost"):
         model.solve(np.ones((1, 4)))
-    with pytest.raises(ValueError, match="takes costs alone"):
+    with pytest.raises(ValueError, match="given"):
         model.solve(np.ones((1, 4)), np.ones((1, 1)))
     own.modelSense = 0
-    with pytest.raises(ValueError, match="modelSense=0 must be 1"):
+    with pytest.raises(ValueError, match="modelSense"):
         OptModel(own)
     own.modelSense, own.c_pred_index = 1, np.arange(2)
-    with pytest.raises(TypeError, match="predicts a part of its costs"):
+    with pytest.raises(TypeError, match="model="):
         OptModel(own)
-    with pytest.raises(TypeError, match="setObj, solve, num_cost and modelSense"):
+    with pytest.raises(TypeError, match="model="):
         OptModel(Choice)
 
 

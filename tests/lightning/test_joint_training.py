@@ -389,8 +389,8 @@ def test_a_report_is_about_the_head_that_is_kept(words, tmp_path, monkeypatch):
     trainer(DualityGap(1e-9, every_n_epochs=1), report, max_epochs=4).fit(model, loader(words), everything(words))
     assert model.choice.kept == "joint"
     assert "trainer.save_checkpoint" in str(model.choice)
-    found = evaluate(model, model.structure, everything(words))
-    assert report.report.train_loss == pytest.approx(found.loss)
+    loss = evaluate(model, model.structure, everything(words)).loss
+    assert report.report.train.loss == pytest.approx(loss)
 
 
 class Dropping(Features):

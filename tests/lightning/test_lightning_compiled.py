@@ -229,7 +229,7 @@ def test_compiled_steps_refuse_options_of_groups_too(words):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.1
 
-    with pytest.raises(RuntimeError, match=r"was given .*weight_decay"):
+    with pytest.raises(RuntimeError, match="weight_decay"):
         trainer(Decay(), max_epochs=1).fit(chain(), loader(words))
 
 

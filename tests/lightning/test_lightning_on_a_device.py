@@ -82,7 +82,7 @@ def test_joint_training_then_solves_the_head_on_the_cpu(cuda):
         fit(accelerator, [gap, places := Places()], joint=JointTraining(epochs=1))
         found.append((gap.certificate.primal, gap.certificate.dual))
     assert found[1] == pytest.approx(found[0], rel=1e-3)
-    assert places.seen == [("cuda", "cuda", "cuda")] * 2 + [("cuda", "cpu", "none")] * 2
+    assert places.seen == [("cuda", "cuda", "cuda")] * 2 + [("cuda", "cpu", "none")] * 4
 
 
 def test_sequences_without_lengths_are_those_of_the_compiled_loop():

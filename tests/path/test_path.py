@@ -121,10 +121,10 @@ class TestRescale:
         training = multiclass(7).train().run([[0]])
         before = training.snapshot()
         for factor in (0.0, -1.0, 1.5, math.nan):
-            with pytest.raises(ValueError, match=r"factor=.* must be in \(0, 1\]"):
+            with pytest.raises(ValueError, match="factor="):
                 training.dual.rescale(factor)
         for lam in (0.0, -2.0, math.inf, math.nan, True):
-            with pytest.raises(ValueError, match=r"lam=.* must be positive"):
+            with pytest.raises(TypeError if lam is True else ValueError, match="lam="):
                 training.dual.change_lam(lam)
         assert_same(training.snapshot(), before)
 

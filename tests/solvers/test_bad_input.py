@@ -227,7 +227,7 @@ def test_only_structures_are_structures():
     head = Scores(3, 4)
     with pytest.raises(TypeError, match="structure="):
         DualState.for_head(head, 5, 0.1, structure="chain")
-    with pytest.raises(ValueError, match="structure=None"):
+    with pytest.raises(TypeError, match="structure=None"):
         DualState.for_head(head, 5, 0.1)
 
 
@@ -337,11 +337,12 @@ def test_lam():
         dual = DualState.for_head(LinearMulticlass(3, 3), 6, lam)
         assert type(dual.lam) is float
         assert dual.lam == lam
-    for lam in (0.0, -1.0, float("nan"), float("inf"), -0.0, True):
+    for lam in (0.0, -1.0, float("nan"), float("inf"), -0.0):
         with pytest.raises(ValueError, match=f"lam={lam}"):
             DualState.for_head(LinearMulticlass(3, 3), 6, lam)
-    with pytest.raises(TypeError, match="lam="):
-        DualState.for_head(LinearMulticlass(3, 3), 6, np.bool_(True))
+    for lam in (True, np.bool_(True)):
+        with pytest.raises(TypeError, match="lam="):
+            DualState.for_head(LinearMulticlass(3, 3), 6, lam)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, True, None, "6"])
@@ -374,7 +375,7 @@ def test_samplers_of_other_data():
         GapBatchSampler(dual, batch_size=4, num_examples=5)
     with pytest.raises(ValueError, match="num_examples=7"):
         GapBatchSampler(batch_size=4, num_examples=7).bind(dual)
-    with pytest.raises(TypeError, match="num_examples=200"):
+    with pytest.raises(TypeError, match="dual=200"):
         GapBatchSampler(200, batch_size=8)
 
 
@@ -573,7 +574,7 @@ def test_a_step_without_a_loss_and_a_step_taken_twice():
     training.optim.zero_grad()
     training.backward([0])
     training.optim.step()
-    with refused(training, RuntimeError, "once"):
+    with refused(training, RuntimeError, "proposal"):
         training.optim.step()
 
 

@@ -133,7 +133,7 @@ def scores(change):
         (lambda _, x, found: found.relu(), LINEAR, "not linear"),
         (lambda _, x, found: nn.functional.dropout(found, 0.5), LINEAR, "not linear"),
         (lambda head, x, _: x @ (head.weight / (1e-9 + head.weight.norm())).T, LINEAR, "not linear"),
-        (lambda _, x, found: found + 0.1, LINEAR, "not zero when all its weights are"),
+        (lambda _, x, found: found + 0.1, LINEAR, "not zero"),
         (
             lambda _, x, found: Potentials(
                 found, adjoint=lambda p: [2 * p["potentials"].unsqueeze(2) * x.unsqueeze(1)]

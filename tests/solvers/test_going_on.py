@@ -182,7 +182,7 @@ def test_bounds_go_on():
 
 
 REFUSED = [
-    ({"start": 3}, TypeError, "dual is a int"),
+    ({"start": 3}, TypeError, "dual=3"),
     ({"kept": torch.zeros(25, dtype=torch.int64)}, ValueError, "give start too"),
     ({"start": ..., "kept": torch.arange(25)}, ValueError, "kept holds 0 to 24"),
     ({"start": ..., "kept": torch.arange(3)}, ValueError, "kept"),

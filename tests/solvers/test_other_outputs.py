@@ -174,7 +174,7 @@ def test_a_structure_that_was_changed_is_refused_by_exact_passes():
     for attempt in (lambda: certify(head, dual, batches), loop.certify):
         attempt()
         head.structure.transitions = Transitions(strict)
-        with pytest.raises(RuntimeError, match=r"the structure is Chain\(3.* now, and was Chain.*set its attributes"):
+        with pytest.raises(RuntimeError, match=r"the structure is Chain\(3"):
             attempt()
         head.structure.transitions = before
     before.pairs[0, 1] = False  # in place too

@@ -176,7 +176,7 @@ def test_bad_input_changes_nothing():
         ((problem.head, loss, data, {}), TypeError, "dataset"),
         ((problem.head, list(range(8)), 0.1, {}), ValueError, "has no method `collate`"),
         ((problem.head, [], 0.1, {}), ValueError, "dataset is empty"),
-        ((problem.head, DataLoader(data), 0.1, {}), TypeError, "give the dataset, not the loader"),
+        ((problem.head, DataLoader(data), 0.1, {}), ValueError, "dataset=DataLoader"),
     ):
         *given, options = arguments
         with pytest.raises(error, match=words):

@@ -138,22 +138,13 @@ def test_chains_label_by_label(dtype, shared, kind, plain):
     close(ours.loss, default.loss.double(), dtype)
 
 
-@pytest.mark.parametrize("bad", [4, -1])
-def test_labelings_that_are_none_are_not_used_as_indices(bad, plain):
-    """They have what state 0 has, or are refused with the words of the torch operations."""
+def test_labels_of_no_state_are_not_used_as_indices():
     structure, batch = Chain(4), words(torch.float64)
     potentials = head_with_weights(torch.float64)(batch.x, batch.lengths).detach()
     labeling = batch.y.clone()
-    labeling[0, 0] = bad
-
-    def run():
-        try:
-            return structure.examine(labeling, batch.y, potentials).score.tolist()
-        except (IndexError, RuntimeError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-
-    result, other = run(), plain(run)
-    assert result == (other if isinstance(other, str) else pytest.approx(other))
+    labeling[0, 0] = 4
+    with pytest.raises(ValueError, match="labels"):
+        structure.examine(labeling, batch.y, potentials)
 
 
 @DTYPES
@@ -223,8 +214,8 @@ def test_the_gradient_of_the_head_is_that_of_its_backward_pass(make):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-def test_another_head_gets_its_own_gradient():
-    """Potentials of a copy of the head are not those of the dual's parameters: the step is refused."""
+def test_another_head_is_refused():
+    """Potentials of a copy of the head do not depend on the dual's parameters."""
     batch, head = words(torch.float64), LinearChain(3, 4).double()
     dual = DualState.for_head(head, 7, lam=0.1)
     loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
@@ -232,8 +223,5 @@ def test_another_head_gets_its_own_gradient():
     optimizer.step()
     optimizer.zero_grad()
     other = copy.deepcopy(head)
-    loss(other(batch.x, batch.lengths), batch.y, batch.index).backward()
-    assert other.emission.grad is not None
-    assert head.emission.grad is None
-    with pytest.raises(RuntimeError, match="linear in its weights"):
-        optimizer.step()
+    with pytest.raises(ValueError, match="potentials"):
+        loss(other(batch.x, batch.lengths), batch.y, batch.index)

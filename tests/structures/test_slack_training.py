@@ -198,7 +198,7 @@ def test_a_loss_that_does_not_decompose():
     assert isinstance(structure.oracle, BruteForceSearch)
     report = check(head, structure, batch)
     assert report.ok, str(report)
-    assert "not checked: there are no loss_potentials" in str(report)
+    assert "not checked: the structure has no loss_potentials" in str(report)
     assert "NotImplementedError" in str(check(head, F1(4, 2), batch))
     dual = DualState.for_head(head, 6, 0.5, structure=structure)
     optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)

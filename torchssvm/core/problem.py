@@ -28,6 +28,8 @@ def check_problem(
     check_lam(lam)
     as_structure(structure)
     weights = list(parameters)
+    if not weights:
+        raise ValueError("the head has no parameters: give a head with weights to train")
     for weight in weights:
         check_tensor(weight, "a weight of the head")
     dtypes = {weight.dtype for weight in weights}

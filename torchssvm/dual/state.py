@@ -329,6 +329,7 @@ class DualState(ByRank):
 
         Raises:
             ValueError: ``lam`` is not positive and finite, or out of the range of the weights' dtype.
+            TypeError: ``lam`` is not a number.
         """
         lam = check_lam(lam)
         check_range(lam, self.num_examples, self.parameters[0].dtype)

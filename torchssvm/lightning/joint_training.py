@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -297,9 +297,9 @@ def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
         return []
     if trainer.val_dataloaders is None:
         trainer.fit_loop.epoch_loop.val_loop.setup_data()
-    given = trainer.val_dataloaders
-    given = list(given.values()) if isinstance(given, dict) else given
-    loaders = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    if (given := trainer.val_dataloaders) is None:
+        return []
+    loaders = CombinedLoader(given, "sequential").flattened
     return [pair for pair in zip(loaders, trainer.num_val_batches, strict=True) if pair[1]]
 
 

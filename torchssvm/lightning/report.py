@@ -50,8 +50,8 @@ class Report(Callback):
         task                 toy data
         n                    30
         ...
-        >>> report.report.task, report.report.n
-        ('toy data', 30)
+        >>> report.report.to_dict()["n"]
+        30
     """
 
     def __init__(

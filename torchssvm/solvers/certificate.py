@@ -180,6 +180,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     dual.to(dual.parameters[0].device)
 
     def within_bounds() -> ExactPass:
+        dual.check_dtype()
         if not dual.box.holds([p.detach() for p in dual.parameters]):
             raise RuntimeError("head has weights outside their bounds: let BCFW alone change them")
         return make_pass()

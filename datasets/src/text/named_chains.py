@@ -34,7 +34,8 @@ class NamedChains(SparseChains):
 
     Raises:
         ValueError: ``x`` and ``y`` differ in length, there is no token in a sequence or no feature, or a label is not
-            one of ``labels``, which has one twice; or a column is negative.
+            one of ``labels``, which has one twice; a feature's value is neither a text, nor a finite number or bool; or
+            a column is negative.
         TypeError: A token or a label is of another kind.
 
     Example:

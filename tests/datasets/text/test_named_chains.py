@@ -34,7 +34,7 @@ def test_dictionaries_lists_and_sets_of_names_are_read_as_crfsuite_reads_them():
     assert list(train.vocabulary) == [*names, "w=a"]
     assert train[0].x.columns.tolist() == [[1, 0, 4, 5, 3, 2]]  # sets by their alphabet
     assert train[0].x.values is None or train[0].x.values.eq(1.0).all()
-    with pytest.raises(TypeError, match=r"token 0 of sequence 0 has the feature 'grams' = \[1\]"):
+    with pytest.raises(ValueError, match="token 0 of sequence 0 has the feature 'grams'"):
         NamedChains([[{"grams": [1]}]], [["N"]])
 
 
@@ -86,7 +86,7 @@ def test_a_test_set_of_other_names_is_refused_wherever_it_enters(labels, words):
         ),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match=f"{words}: .*vocabulary=train.vocabulary, labels=train.labels"):
+        with pytest.raises(ValueError, match=f"{words}: .*vocabulary=train.vocabulary"):
             call()
     solve(head, train, 0.1, progress=False)
     assert evaluate(head, head.structure, train).num_tokens == 3

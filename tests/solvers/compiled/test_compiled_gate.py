@@ -91,7 +91,7 @@ def test_examples_of_other_lengths_are_refused():
         loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
         optim.step()
     y = batch.y.clamp(min=0)
-    with pytest.raises(ValueError, match=r"example 0 came with length 4.*made for length 3"):
+    with pytest.raises(ValueError, match="example 0 came with length 4"):
         CompiledBCFW(head, dual, [batch.replace(y=y, lengths=torch.full((6,), 4))])
 
 
@@ -139,7 +139,7 @@ def test_rows_of_the_rest_that_are_too_few_are_refused():
     CompiledBCFW(head, dual, [batch]).step(60)
     assert bool(dual.storage.mixed.any())
     dual.storage.rest.buffers["emission"].rows.fill_(1)
-    with pytest.raises(ValueError, match="made for length 1"):
+    with pytest.raises(ValueError, match="example 0 came with length 3"):
         CompiledBCFW(head, dual, [batch])
 
 

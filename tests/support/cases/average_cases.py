@@ -113,7 +113,7 @@ class AverageTestCase(ABC):
             training.optim.zero_grad()  # told of too
             training.backward([0])
             torch.nn.utils.clip_grad_norm_(training.dual.parameters, 1e-4)
-            with pytest.raises(RuntimeError, match="clipping"):
+            with pytest.raises(RuntimeError, match="gradient differs"):
                 training.optim.step()
         assert average.count == 9
         torch.testing.assert_close(flat(average.weights), mean(self.shares(9), record.weights))
@@ -155,7 +155,7 @@ class AverageTestCase(ABC):
         problem = chain(5, dtype=torch.float32)
         training = problem.train()
         average = self.kind.following(training.dual)
-        training.run(schedule(problem, 5, 16))
+        training.run(schedule(problem, 5, 18))
         before = training.snapshot()
         with average.apply():
             certify(training.head, training.dual, problem.everything(2), refresh=False)
@@ -265,7 +265,7 @@ class AverageTestCase(ABC):
 
     def test_a_dual_in_place_of_parameters(self):
         training = multiclass(0).train()
-        with pytest.raises(TypeError, match=r"params is a DualState.*following\(dual\)"):
+        with pytest.raises(TypeError, match="params is a DualState"):
             self.kind(training.dual)
 
     def test_weights_that_are_not_finite_are_refused(self):

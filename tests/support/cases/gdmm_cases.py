@@ -434,7 +434,7 @@ class FactorGraphTestCase(ABC):
             ({"batches": every[0]}, TypeError, "batches"),
             ({"batches": 3}, TypeError, "batches"),
             ({"batches": moving}, ValueError, "x requires"),
-            ({"batches": numpy}, TypeError, "x .*must be a .*tensor"),
+            ({"batches": numpy}, TypeError, "x="),
             ({"batches": every[:-1]}, wrong, "left out"),
             ({"batches": every + every[-1:]}, wrong, "twice"),
             ({"batches": [task.batch([1, 1])]}, wrong, "twice"),
@@ -471,8 +471,6 @@ class FactorGraphTestCase(ABC):
         for index in ([0, 1], torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([n]), torch.tensor([0, -1])):
             with pytest.raises(ValueError, match="index"):
                 gdmm.visit(index)
-        with pytest.raises(ValueError, match=f"an index is 0 to {n - 1}"):
-            gdmm.visit(torch.tensor([n]))
         for options in ({"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": 0.0}, {"max_passes": 0}):
             with pytest.raises(ValueError, match=next(iter(options))):
                 gdmm.solve(**{"tolerance": 0.1, **options})

@@ -194,7 +194,7 @@ class ChainCase(LabelledTokensCase):
         structure, potentials, target = self.setting(2, 3)
         lengths = torch.full((3,), potentials["emission"].shape[1])
         lengths[1] = length
-        with pytest.raises(ValueError, match=f"lengths must (lie between 1 and|be at least 1).*{length}"):
+        with pytest.raises(ValueError, match=f"lengths.*{length}"):
             structure.check_target(target, Potentials(potentials.tensors, lengths, ragged=potentials.ragged))
 
     def test_options_must_make_sense(self):
@@ -324,5 +324,5 @@ class ChainWeightedLabelsCase(ChainCase):
         for value in (-0.5, torch.nan, torch.inf):
             weights = target.weights.clone()
             weights[1, 0] = value
-            yield WeightedLabels(target.labels, weights), "weights must be finite, non-negative"
+            yield WeightedLabels(target.labels, weights), "weights"
         yield WeightedLabels(target.labels, target.weights[:, 1:]), "weights must be"

@@ -228,7 +228,7 @@ class StructureTestCase(LabelingsTestCase):
         for name, scores in potentials.tensors.items():
             if structure.signed(name):
                 wrong = potentials.replace({**potentials.tensors, name: torch.full_like(scores, -torch.inf)})
-                with pytest.raises(ValueError, match=r"are not finite.*with a minus"):
+                with pytest.raises(ValueError, match="potentials"):
                     structure.argmax(wrong)
 
     @pytest.mark.every_variant

@@ -65,7 +65,8 @@ class HingeRounding:
             if hasattr(kind, "known_start"):  # columns are numbered within each example
                 example = np.searchsorted(examples.line, rows[token], side="right") - 1
                 self._column = kind.known[kind.known_start[example] + self._column]
-        self._first = np.flatnonzero(np.diff(token, prepend=-1))  # of each token
+        self._first = np.flatnonzero(np.diff(token, prepend=-1))  # of each token with features
+        self._tokens = len(rows)
 
     def __call__(self, model: Model) -> float:
         """The typical rounding of a hinge at these float32 weights."""
@@ -73,7 +74,8 @@ class HingeRounding:
         others = (self._edges * model.transition, model.bias, model.first, model.last)
         largest = sum(float(np.abs(array).max(initial=0.0)) for array in others)
         share = _SHARE * float(np.finfo(np.float32).eps) / 2
-        return share * self._differing * (float(np.sqrt(np.square(terms).mean())) + largest)
+        mean = np.square(terms).sum() / (self._tokens * terms.shape[1])
+        return share * self._differing * (float(np.sqrt(mean)) + largest)
 
 
 def widen(arrays: Any) -> Any:

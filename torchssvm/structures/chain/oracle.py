@@ -192,8 +192,8 @@ def _by_length(lengths, begin, longest, order, starts):
 
 
 @njit
-def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> None:
-    """The scores of C sequences for every chain into ``total`` ``[B, C]``.
+def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> bool:
+    """The scores of C sequences for every chain into ``total`` ``[B, C]``; False if a label is not a state.
 
     ``labels`` are ``[B, C, N]``, -1 beyond the length, and ``pairs`` ``[B or 1, N-1 or 1, K, K]``.
     """
@@ -204,12 +204,15 @@ def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> None:
             score = 0.0
             for t in range(longest):
                 state = labels[b, c, t]
-                if state < 0 or state >= emission.shape[2]:  # the latter from a damaged checkpoint
+                if state < 0:
                     break
+                if state >= emission.shape[2]:  # from a user's oracle, or a damaged checkpoint
+                    return False
                 score += emission[b, t, state]
                 if t > 0:
                     score += steps[t - 1 if len(steps) > 1 else 0, labels[b, c, t - 1], state]
             total[b, c] = score
+    return True
 
 
 @njit

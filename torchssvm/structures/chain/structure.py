@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_whole
+from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.launch import arrays, by_example, fits_numba
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host, upload
@@ -158,7 +158,8 @@ class Chain(Labelled, Indexed):
         if not fits_numba(labels, emission, pairs):
             return super()._scores(labelings, potentials)
         total = torch.empty(labels.shape[:2], dtype=torch.float64)
-        kernels.sum_scores(*arrays(labels, emission, pairs, total))
+        if not kernels.sum_scores(*arrays(labels, emission, pairs, total)):
+            raise ValueError(f"labels up to {int(labels.max())}: states are 0 to {self.num_states - 1}")
         return total
 
     @override
@@ -188,7 +189,7 @@ class Chain(Labelled, Indexed):
         if not isinstance(target, WeightedLabels):
             return labels
         real = labels >= 0
-        node_costs(target.weights, real)
+        node_costs(check_tensor(target.weights, "target.weights"), real)
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
 
     def _check_potentials(self, potentials: Potentials) -> torch.Size:

@@ -60,7 +60,8 @@ class OptModel(DecisionOracle):
         values = self.solve(np.stack([costs, -costs]))[0] @ costs
         better = values[0] - values[1] if self.maximize else values[1] - values[0]
         if better < -_SLACK * np.abs(costs).sum():
-            raise ValueError(f"modelSense={self.model.modelSense} must be {-self.model.modelSense}: the model does so")
+            sense, does = self.model.modelSense, "minimises" if self.maximize else "maximises"
+            raise ValueError(f"modelSense={sense} must be {-sense}: the model {does}")
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """One problem after another, by the model.
