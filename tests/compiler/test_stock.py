@@ -52,7 +52,7 @@ def output(*arguments: str, switch: str) -> list[str]:
     "arguments",
     [
         ("torch", "classes", "label sets"),
-        pytest.param(("compiled", "chain", "classes", "label sets"), marks=pytest.mark.slow),
+        pytest.param(("compiled", "classes"), marks=pytest.mark.slow),
     ],
     ids=lambda arguments: arguments[0],
 )
