@@ -237,7 +237,7 @@ class StatefulOptimizer(Stateful, Optimizer):
     def _check_own(self, state: dict[str, Any]) -> None:
         sizes = [[len(group["params"]) for group in groups] for groups in (state["param_groups"], self.param_groups)]
         if sizes[0] != sizes[1] or not isinstance(state["state"], dict):
-            raise ValueError(f"the checkpoint is of another problem: {self.state_name} has parameters of other sizes")
+            raise ValueError(f"the checkpoint is of another problem: {self.state_name} has other parameter groups")
         for name, each in self._nested().items():
             each.check_state(state[name])
 

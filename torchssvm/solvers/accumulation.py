@@ -41,12 +41,10 @@ def merge(dual: DualState, batches: list[Proposal]) -> tuple[list[Tensor], list[
 
 
 def largest_step(batches: list[Proposal]) -> float:
-    """The largest feasible step if each batch has chosen gammas; moves of an example in several batches add up.
+    """The largest feasible step of several batches that have chosen gammas; moves of a repeated example add up.
 
     A batch whose loss was scaled by c moves by c of its direction at step 1.
     """
-    if len(batches) == 1:
-        return 1.0 / batches[0].scale
     scales = torch.cat([torch.full((len(b.rows),), b.scale, dtype=b.gammas.dtype) for b in batches])
     return 1.0 / float(add_rows(torch.zeros_like(scales), _examples(batches), scales).max())
 

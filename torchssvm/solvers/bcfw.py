@@ -319,15 +319,13 @@ def check_gradient(
     for batch in batches:
         if batch.version != dual.version:
             raise RuntimeError("the dual has changed since the backward pass: call head and BlockGap after every step")
-    for parameter in dual.parameters:
-        if parameter.dtype is not dual.dtype:
-            dual.check_dtype()
+    dual.check_dtype()
     size, inner, square, distance, length, value = _read(dual, batches, gradients)
     for batch in batches:
         if not (math.isfinite(batch.scale) and batch.scale > 0.0):
             raise RuntimeError(f"the loss was multiplied by {batch.scale}: use a positive, finite factor")
     if dual.recomputed is None and dual.norm_changed(size):
-        raise RuntimeError(f"head has changed weights (norm {size:.6g}, was {dual.held_norm:.6g}): load BCFW's state")
+        raise RuntimeError(f"the weights have changed (norm {size:.6g}, was {dual.held_norm:.6g}): load BCFW's state")
     rounding = 200 * torch.finfo(dual.dtype).eps * dual.lam * size * max(batch.scale for batch in batches)
     if not math.isfinite(square) or not distance <= 1e-4 * max(length, math.sqrt(square)) + rounding:
         advice = ADVICE + lowered_advice(dual.parameters[0].device)

@@ -115,7 +115,7 @@ def primal(
         raise ValueError("parameters are empty: pass the regularised weights")
     hinges = bounds = 0.0
     count, exact = 0, True
-    head, leaves = in_float64(head, weights)
+    head, leaves = in_float64(head, weights, _names_of(head, weights))
     check = partial(_check_batch, dtype=leaves[0].dtype, num_examples=num_examples)
     for batch, potentials, index in every_example(head, batches, weights[0].device, check, num_examples, grad=False):
         corner = _decode(structure, potentials, structure.check_target(batch.y, potentials))
@@ -185,21 +185,21 @@ def every_example(
         )
 
 
-def in_float64(head: Head, weights: Sequence[Tensor]) -> tuple[Head, list[Tensor]]:
+def in_float64(head: Head, weights: Sequence[Tensor], names: list[str] | None) -> tuple[Head, list[Tensor]]:
     """``head`` at float64 copies of its ``weights``, and these copies, where its graph begins.
 
-    ``head`` is a module with these weights, or with equal ones. A module within it that has these parameters and no
-    others runs on float64 copies of weights, buffers and inputs; features below it stay as training saw them. Where no
-    module has them alone, as in a function, ``head`` runs as it is.
+    ``names`` says which parameters of the module ``head`` are the weights, or equal to them; None if it has none. A
+    module within it that has these parameters and no others runs on float64 copies of weights, buffers and inputs;
+    features below it stay as training saw them. Where no module has them alone, as in a function, ``head`` runs as it
+    is.
     """
-    weights, names = list(weights), _names_of(head, weights)
     if names is None or not isinstance(head, nn.Module):
-        return head, weights
+        return head, list(weights)
     module = head
     place, owner = _owner_of(module, names)
     if owner is None or weights[0].dtype is not torch.float32:
         same: dict[str, Tensor] = dict(zip(names, weights, strict=True))
-        return lambda *args: functional_call(module, same, args), weights
+        return lambda *args: functional_call(module, same, args), list(weights)
     leaves = [weight.detach().double().requires_grad_() for weight in weights]
     wide = {place + name: _double(buffer) for name, buffer in owner.named_buffers()}
     wide |= zip(names, leaves, strict=True)
@@ -330,9 +330,10 @@ def every_block(
 
     Raises ValueError unless the potentials come from the dual's weights alone.
     """
-    if isinstance(head, nn.Module) and _names_of(head, dual.parameters) is None:
+    names = _names_of(head, dual.parameters)
+    if isinstance(head, nn.Module) and names is None:
         raise ValueError(f"head={type(head).__name__} has other weights than the dual: pass its head, or use primal")
-    call, leaves = in_float64(head, dual.parameters)
+    call, leaves = in_float64(head, dual.parameters, names)
     local, device = dual.own, dual.parameters[0].device
     batches = restrict(batches, local) if dual.ranks else batches
     check = partial(check_batch, dual, dtype=leaves[0].dtype)
