@@ -15,6 +15,7 @@ from torchssvm.core.arguments import (
     check_number,
     check_object,
     check_seed,
+    check_share,
     check_whole,
 )
 from torchssvm.core.problem import NamedBounds
@@ -45,9 +46,8 @@ class Relative:
     share: float
 
     def __post_init__(self) -> None:
+        check_share(self.share, "share")
         object.__setattr__(self, "share", as_number(self.share, "share"))  # a NumPy number cannot be saved safely
-        if not 0.0 < self.share < 1.0:
-            raise ValueError(f"share={self.share} must be in (0, 1); 0.01 is one per cent")
 
     def __format__(self, spec: str) -> str:
         return f"{100 * self.share:g} % of the primal"
