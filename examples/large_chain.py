@@ -73,7 +73,7 @@ def main(
 
     usual = int(torch.bincount(train.states).argmax())
     errors = {
-        "chain": result.report.extra["test_token_error"],
+        "chain": result.report.test.token_error,
         "most frequent state": float((test.states != usual).double().mean()),
         "the weights it was drawn by": test.truth_error if data == "synthetic" else None,
     }
