@@ -69,14 +69,3 @@ def test_copies_and_workers_give_the_same_batch():
     assert from_worker.x.tolist() == [1.0, 1.0]
     for other in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
         assert [t.tolist() for t in tree_tensors(other)] == [t.tolist() for t in tree_tensors(batch)]
-
-
-def test_lightning_moves_and_casts_it():
-    pytest.importorskip("lightning")
-    from lightning.fabric.utilities.apply_func import move_data_to_device
-    from lightning.pytorch.plugins.precision import DoublePrecision
-
-    moved = move_data_to_device(nested(), torch.device("meta"))
-    assert moved.x["graph"][1][0].is_meta
-    cast = DoublePrecision().convert_input(nested())
-    assert (cast.x["pixels"].dtype, cast.y.dtype) == (torch.float64, torch.int64)

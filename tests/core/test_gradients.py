@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -221,16 +219,6 @@ def test_features_that_are_trained_get_their_gradients():
     assert not any(gradient.requires_grad for gradient in found)
     potentials.single.sum().backward()
     assert x.grad is not None
-
-
-def test_copies_and_pickles_of_a_head():
-    head = Bare()
-    called(head)
-    for twin in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
-        potentials, parts = as_potentials(twin(inputs_of(twin)[0][0])), {"potentials": torch.ones(6, K).double()}
-        assert cheap_adjoint(potentials, parts, list(head.parameters())) is None
-        assert cheap_adjoint(potentials, parts, list(twin.parameters())) is not None
-    assert len(pickle.dumps(head)) < len(pickle.dumps(Bare())) + 200  # no tensors
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ class OwnHeadCase(ABC):
         return (X[rows],)
 
     def before(self, number: int, head: Any) -> None:  # noqa: B027
-        """What the user does to the head before a step; nothing, if not overridden."""
+        """What the user does to the head before a step."""
 
     def batches(self) -> list[Tensor]:
         random = rng(4)
@@ -274,29 +273,6 @@ class TestInPlace(OwnHeadCase):
         return self.Head()
 
 
-def told(head: nn.Module, steps: int = 3, rows: Any = None, inputs: Any = None) -> list[str]:
-    rows = torch.arange(9) if rows is None else rows
-    run = Run(head)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        for _ in range(steps):
-            run.step((rows, (X[rows],) if inputs is None else inputs))
-    return [str(warning.message) for warning in found if "single examples" in str(warning.message)]
-
-
-def test_the_user_is_told_once_and_why():
-    assert told(Linear()) == []
-    (message,) = told(TestInPlace.Head())
-    assert message.startswith("Head gives no gradients of single examples (RuntimeError: ")
-    (message,) = told(TestOpaqueInput.Head(), inputs=(Inputs(X[:9]),))
-    assert "no input has an axis of examples" in message
-    flagged = TestDebugFlag.Head()
-    flagged.debug = True
-    (message,) = told(flagged)
-    assert "vmap" in message
-    assert "\n" not in message
-
-
 @pytest.mark.parametrize("direction", [False, True])
 def test_the_gradients_that_wait_for_a_step_are_counted(direction, monkeypatch):
     """Those of accumulated batches share the bytes; batches beyond take a common step."""
@@ -304,7 +280,7 @@ def test_the_gradients_that_wait_for_a_step_are_counted(direction, monkeypatch):
     monkeypatch.setattr(gradients, "_MOST", 2 * each)
     run = Run(Linear(), **({"storage": Labelings()} if direction else {}))
     batches = [(rows, (X[rows],)) for rows in torch.arange(N).split(8)]
-    with pytest.warns(UserWarning, match="those that wait for the step would take 0 MiB"):
+    with pytest.warns(UserWarning, match="single examples"):
         run.step(*batches)
     assert run.own_steps == [True, True, False]
     for several in (batches[:2], batches[2:]):

@@ -10,7 +10,7 @@ import torch
 from cases.problems import PROBLEMS, assert_same, chain, through_a_file
 
 from torchssvm import GDMM, CompiledBCFW, Corrective, DualState, GapBatchSampler, Labelings, MeanParts, Weights
-from torchssvm.core.states import Numbers, check_entries, with_seal
+from torchssvm.core.states import with_seal
 from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
 
@@ -172,30 +172,6 @@ def test_states_share_no_memory_with_their_object(kind):
         owner.dual.loss.fill_(3.0)
         owner.dual.storage.rescale(0.5)
     assert_same(state, before)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "value"),
-    [
-        (int, 1.0),
-        (int, True),
-        (bool, 1),
-        (Numbers(int, low=0), -1),
-        (Numbers(float), math.inf),
-        (Numbers(float, high=math.inf), math.nan),
-        (Numbers(torch.float64, (2, None)), torch.zeros(3, 2, dtype=torch.float64)),
-        (Numbers(torch.float64, (2,)), torch.tensor([0.0, math.inf], dtype=torch.float64)),
-        (Numbers(torch.int64, None), torch.zeros(2)),
-        ([int], []),
-        (None, 0),
-        ("a", 3),
-    ],
-)
-def test_entries_that_do_not_fit_are_named(wanted, value):
-    with pytest.raises(ValueError, match=r"thing\['name'\]"):
-        check_entries({"name": value}, {"name": wanted}, "thing")
-    with pytest.raises(ValueError, match="name"):
-        check_entries({}, {"name": wanted}, "thing")
 
 
 STORAGES = {

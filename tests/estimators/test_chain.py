@@ -51,22 +51,15 @@ def one(place, value, of=X):
     ("x", "labels", "message"),
     [
         (one(1, X[1][:, 0]), y, r"X\[1\]"),
-        ([rows[:, 0] for rows in X], y, r"X\[0\]"),
         ([[1.0, 2.0], *X[1:]], y, r"X\[0\]"),
         (one(2, X[2][:, :2]), y, r"X\[2\]"),
         (one(3, np.full((4, 3), np.nan)), y, r"X\[3\]"),
         (one(2, sparse.csr_matrix(X[2])), y, r"X\[2\]"),
         (one(1, []), y, r"X\[1\]"),
-        (one(1, None), y, r"X\[1\]=None"),
-        (one(0, [[1.0, 2.0], [1.0]]), y, r"X\[0\]"),
-        (sparse.csr_matrix(X[0]), y, "X must"),
         (X, y[:-1], "X.* y"),
         (X, one(1, ["a", "b"], y), r"y\[1\]"),
         (X, one(1, ["a", None, "b"], y), r"y\[1\]\[1\]=None"),
-        (X, one(3, ["a", 1, "b", "a"], y), r"y\[3\]\[1\]=1"),
-        (X, [np.array([np.nan] * len(own)) for own in y], r"y\[0\]\[0\]=.*nan"),
         (X, one(1, np.array(y[1])[:, None], y), r"y\[1\]"),
-        (X, one(2, "a", y), r"y\[2\]='a'"),
     ],
 )
 def test_errors_name_the_sentence(x, labels, message):

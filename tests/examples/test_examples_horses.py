@@ -75,9 +75,9 @@ def test_a_network_below_the_graph_cuts(run_here, tmp_path):
     assert out.count("SegmentationScores(iou=") == 2
 
 
-def test_the_benchmark(run_here, tmp_path):
+def test_the_benchmark(run_here):
     options = {"num_train": 8, "seeds": 2, "gap": 0.05, "solvers": ["uniform FW", "gap pairwise + cache"]}
-    part, found = measured("horses", options)
+    _, found = measured("horses", options)
     assert {name: len(several) for name, several in found["runs"].items()} == dict.fromkeys(options["solvers"], 2)
     for name, several in found["runs"].items():
         for one in several:
@@ -87,10 +87,6 @@ def test_the_benchmark(run_here, tmp_path):
             assert all(check["passes"] == pytest.approx(check["oracle_calls"] / 8) for check in checks)
             if "cache" in name:
                 assert checks[-1]["visits"] > checks[-1]["passes"] - len(checks)
-    (table,) = part.summarise(found).tables
-    assert [row[0] for row in table.rows] == options["solvers"]
-    assert all(" s" in row[1] for row in table.rows)
-    assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
 
 
 def test_the_path(run_here, tmp_path):

@@ -61,9 +61,9 @@ def test_joint_training_and_a_second_run(run_script, people, tmp_path):
     assert all(torch.equal(weight, again[name]) for name, weight in kept.items())
 
 
-def test_the_benchmark(people, tmp_path):
+def test_the_benchmark(people):
     options = {"data": str(people), "max_seconds": 120.0, "solvers": ["gap FW", "gap corrective + cache"]}
-    part, found = measured("pose", options, quick=True)
+    _, found = measured("pose", options, quick=True)
     assert found["images"] == 10
     assert list(found["oracle"]) == ["1", "2"]
     assert all(one["ms_per_image"] > 0 for one in found["oracle"].values())
@@ -71,10 +71,3 @@ def test_the_benchmark(people, tmp_path):
     for (one,) in found["runs"].values():
         assert one["checks"][-1]["gap"] <= 0.3
         assert one["checks"][-1]["passes"] >= 1
-    oracle, solvers = part.summarise(found).tables
-    assert len(oracle.rows) == len(solvers.rows) == 2
-    assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
-    with pytest.raises(ValueError, match="images=300 must lie between 1 and 200"):
-        measured("pose", {"data": str(people), "images": 300}, quick=True)
-    with pytest.raises(ValueError, match="no option is called picures; there are network, data, images"):
-        measured("pose", {"picures": 3})

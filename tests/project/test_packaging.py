@@ -16,18 +16,10 @@ from cases.fresh import fresh_python
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED_AS = {"torchssvm": "torchssvm", "models/src": "torchssvm.models", "datasets/src": "torchssvm.datasets"}
-LATE = [  # optional; and Numba, which takes half a second to import, and is imported for the first kernel
-    "clarabel",
-    "lightning",
-    "matplotlib",
-    "maxflow",
-    "numba",
-    "qpsolvers",
-    "scipy",
-    "skimage",
-    "sklearn",
-    "torch_struct",
-    "triton",
+# Optional; and Numba, which takes half a second to import, and is imported for the first kernel.
+LATE = [
+    *("clarabel", "lightning", "matplotlib", "maxflow", "numba", "qpsolvers", "scipy", "skimage", "sklearn"),
+    *("torch_struct", "triton"),
 ]
 
 
@@ -146,25 +138,6 @@ def test_this_installation_finds_the_mapped_packages_and_imports_nothing_optiona
     assert found["torchssvm.models"][0].endswith("models/src/__init__.py")
     assert found["torchssvm.datasets"][0].endswith("datasets/src/__init__.py")
     assert not bare
-
-
-@pytest.mark.slow
-def test_torch_struct_is_optional(tmp_path):
-    out = fresh_python(
-        "import sys\n"
-        "sys.modules['torch_struct'] = None\n"
-        "from torchssvm import TorchStruct\n"
-        "class DependencyCRF:\n"
-        "    __module__, argmax = 'torch_struct.distributions', None\n"
-        "    def __init__(self, log_potentials, lengths=None, multiroot=True): ...\n"
-        "import torch, torchssvm\n"
-        "try:\n"
-        "    TorchStruct(DependencyCRF).argmax(torchssvm.Potentials(torch.zeros(1, 2, 2)))\n"
-        "except ImportError as error:\n"
-        "    print(error)",
-        cwd=tmp_path,
-    )
-    assert "pip install 'torchssvm[torch-struct]'" in out
 
 
 def test_every_folder_is_a_package():

@@ -26,21 +26,11 @@ ROOMS = (
 )
 PACKAGES = (
     "torchssvm",
-    "torchssvm.lightning",
-    "torchssvm.datasets",
-    "torchssvm.models",
-    "torchssvm.estimators",
-    "torchssvm.deployment",
-    "torchssvm.transformers",
+    *(f"torchssvm.{name}" for name in ["lightning", "datasets", "models", "estimators", "deployment", "transformers"]),
 )
 GRAPHS_OF_IMAGES = (
-    "GraphCache",
-    "GraphSettings",
-    "HorseSegmentation",
-    "PixelSegmentation",
-    "PrecomputedGraphs",
-    "StaleCache",
-    "SuperpixelGraphs",
+    *("GraphCache", "GraphSettings", "HorseSegmentation", "PixelSegmentation", "PrecomputedGraphs", "StaleCache"),
+    *("SuperpixelGraphs",),
 )
 # Modules that an example needs beyond those of its package.
 EXTRAS = {
@@ -67,40 +57,13 @@ DATA = {
     "torchssvm.datasets.Snakes": "snakes.npz",
 }
 # What calls return; their examples make the call.
-RETURNED = frozenset(
-    [
-        "Certificate",
-        "CheckReport",
-        "Decoding",
-        "Evaluation",
-        "FactorwiseCertificate",
-        "Marginals",
-        "Objective",
-        "PassReport",
-        "RegularizationPath",
-        "GraphLabels",
-        "Segmentation",
-        "HeadChoice",
-        "LamChoice",
-        "LatentReport",
-        "SavedModel",
-        "AlignmentErrors",
-        "Attachment",
-        "Chunk",
-        "ChunkScores",
-        "Example",
-        "MultilabelScores",
-        "PoseScores",
-        "RankingScores",
-        "SegmentationScores",
-        "Sentence",
-        "TaggedSentences",
-        "ChainTruth",
-        "StaleCache",
-        "Solved",
-        "TaggerOutput",
-    ]
-)
+RETURNED = {
+    *("Certificate", "CheckReport", "Decoding", "Evaluation", "FactorwiseCertificate", "Marginals", "Objective"),
+    *("PassReport", "RegularizationPath", "GraphLabels", "Segmentation", "HeadChoice", "LamChoice", "LatentReport"),
+    *("SavedModel", "AlignmentErrors", "Attachment", "Chunk", "ChunkScores", "Example", "MultilabelScores"),
+    *("PoseScores", "RankingScores", "SegmentationScores", "Sentence", "TaggedSentences", "ChainTruth", "StaleCache"),
+    *("Solved", "TaggerOutput"),
+}
 # Of rooms without a list of names.
 OF_MODULES = {
     "torchssvm.core.structure": ("Decoding",),
@@ -109,14 +72,12 @@ OF_MODULES = {
     "torchssvm.solvers.check": ("CheckReport",),
 }
 # Names of rooms that the entries of others describe.
-DESCRIBED = frozenset(
-    [
-        *("Atoms", "BlockSteps", "DirectionRule", "Line", "LineSearch", "OracleRule", "Order", "solve_box_qp"),
-        *("Breakpoint", "HeldOutPoint", "plot", "start_at_largest_lam", "choose"),
-        *("Kernel", "KernelHead", "Linear", "SupportCounts", "NBest", "viterbi", "min_cut", "roof_dual"),
-        *("POSSIBLE", "best_matching", "LabelSetOracle", "best_label_sets", "max_sum_grid"),
-    ]
-)
+DESCRIBED = {
+    *("Atoms", "BlockSteps", "DirectionRule", "Line", "LineSearch", "OracleRule", "Order", "solve_box_qp"),
+    *("Breakpoint", "HeldOutPoint", "plot", "start_at_largest_lam", "choose", "Kernel", "KernelHead", "Linear"),
+    *("SupportCounts", "NBest", "viterbi", "min_cut", "roof_dual", "POSSIBLE", "best_matching", "LabelSetOracle"),
+    *("best_label_sets", "max_sum_grid"),
+}
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -148,9 +109,7 @@ def is_constant(name: str) -> bool:
 def example_of(name: str) -> str:
     """The docstring that shows the name; that of a base class does not count."""
     thing = named(name)
-    return inspect.cleandoc(
-        (vars(thing) if isinstance(thing, type) else {"__doc__": thing.__doc__}).get("__doc__") or ""
-    )
+    return inspect.cleandoc((vars(thing).get("__doc__") if isinstance(thing, type) else thing.__doc__) or "")
 
 
 def preamble(package: str) -> dict:

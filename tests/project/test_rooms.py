@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -34,23 +33,8 @@ MAY_IMPORT = {
 """From the ground up. A structure knows nothing of duals; only ``lightning`` and the data modules import Lightning."""
 
 OPTIONAL = {
-    "conllu",
-    "jsonargparse",
-    "lightning",
-    "matplotlib",
-    "maxflow",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "rich",
-    "safetensors",
-    "scipy",
-    "skimage",
-    "sklearn",
-    "torch_struct",
-    "tqdm",
-    "transformers",
-    "triton",
+    *("conllu", "jsonargparse", "lightning", "matplotlib", "maxflow", "onnx", "onnxruntime", "onnxscript", "rich"),
+    *("safetensors", "scipy", "skimage", "sklearn", "torch_struct", "tqdm", "transformers", "triton"),
 }
 """Packages of the extras: imported inside of functions, or in files that are themselves imported there."""
 
@@ -161,14 +145,6 @@ def test_the_library_imports_from_where_a_name_is_defined():
         if is_face(other) and (name == other or name.startswith(other + "."))
     ]
     assert not wrong
-
-
-def test_structures_export_only_their_own_classes():
-    face = importlib.import_module("torchssvm.structures")
-    exported = {name: getattr(face, name) for name in face.__all__}
-    assert len(exported) == len(face.__all__)
-    assert all(value.__module__.startswith("torchssvm.") for value in exported.values() if isinstance(value, type))
-    assert {name for name, value in vars(face).items() if isinstance(value, type)} <= exported.keys()
 
 
 @pytest.mark.slow

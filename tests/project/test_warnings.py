@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lightning as L
-import pytest
 import torch
 from cases.items import Items
 from cases.problems import Problem, chain, multiclass
 from torch.utils.data import DataLoader
 
-from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, DualState, TorchLoop, certify
-from torchssvm.core.packages import warn
+from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, DualState, certify
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
 
@@ -65,24 +63,11 @@ def test_in_a_certificate():
         certify(problem.head, dual, problem.everything())
 
 
-def test_in_a_certificate_inside_solve():
-    problem, dual, loss, optim = edited()
-    dual.gap_estimates[:] = 0.0  # so that it begins with an exact pass
-    with warned_here("the weights differ from the dual's"):
-        TorchLoop(problem.head, loss, Items(problem), optimizer=optim).solve(1e6)
-
-
 def test_in_a_compiled_loop():
     problem = not_zero(multiclass(1))
     dual = DualState.for_head(problem.head, problem.n, problem.lam)
     with warned_here("were not zero"):
         CompiledBCFW(problem.head, dual, problem.everything())
-
-
-def test_in_the_certificate_of_a_compiled_loop():
-    problem, dual, _, _ = edited()
-    with pytest.raises(RuntimeError, match="weights"):  # it refuses weights that were changed, and so cannot warn
-        CompiledBCFW(problem.head, dual, problem.everything()).certify()
 
 
 def test_in_gdmm():
@@ -111,12 +96,6 @@ def test_under_lightning(tmp_path):
     again = L.Trainer(max_epochs=1, default_root_dir=tmp_path, **options)
     with warned_here("ckpt_path"):
         again.fit(model, loader)
-
-
-def test_of_a_library_that_calls_it():
-    """Frames of torch and of the standard library's context managers are passed over as well."""
-    with warned_here("^look$"):
-        torch.no_grad()(lambda: warn("look"))()
 
 
 def test_no_other_way_to_warn():

@@ -82,21 +82,14 @@ def test_sets_of_tags_are_tokenised(tokenizer, tagger):
     assert plain[0]["labels"] == [NO, 1, 2, NO, NO, NO]
     with pytest.raises(ValueError, match="labels"):
         tagger.collate([items[0], plain[1]])
-    with pytest.raises(ValueError, match=r"tags\[0\]\[1\]"):
-        tokenized(tokenizer, sentences, [["O", set()], ["O"]], LABELS)
-    with pytest.raises(ValueError, match=r"tags\[0\].*B-Z"):
-        tokenized(tokenizer, sentences, [["O", {"O", "B-Z"}], ["O"]], LABELS)
-    with pytest.raises(ValueError, match="labels="):
-        tokenized(tokenizer, sentences, [["B-X", "I-X"], ["O"]], [*LABELS, "O"])
-    for wrong in (batch["labels"].long(), batch["labels"][..., :4], batch["labels"].any(2)):
-        with pytest.raises(ValueError, match="labels"):
-            tagger(**{**batch, "labels": wrong})
-    with pytest.raises(ValueError, match="row 0"):
-        tagger(**{**batch, "labels": torch.zeros_like(batch["labels"])})
+    for wrong in (set(), {"O", "B-Z"}):
+        with pytest.raises(ValueError, match=r"tags\[0\]"):
+            tokenized(tokenizer, sentences, [["O", wrong], ["O"]], LABELS)
     barred = torch.zeros_like(batch["labels"])
     barred[:, 1:3, 2] = True  # I-X at the beginning: none of the scheme
-    with pytest.raises(ValueError):
-        tagger(**{**batch, "labels": barred})
+    for wrong in (batch["labels"].long(), batch["labels"][..., :4], torch.zeros_like(batch["labels"]), barred):
+        with pytest.raises(ValueError):
+            tagger(**{**batch, "labels": wrong})
 
 
 def with_sets(items, share=0.5):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import math
-
 import numpy as np
 import pytest
 import torch
 from baselines import CuttingPlane, NSlack, OneSlack
 from baselines.block_qp import PlaneBlocks, _ascend, ascend_simplex
 from cases.custom import Approximate, label_sets
-from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
+from cases.problems import PROBLEMS, chain, examples, flat, multiclass, reference
 from hypothesis import example, given, reject
 from hypothesis import strategies as st
 
@@ -28,17 +25,6 @@ both = pytest.mark.parametrize("slack", SLACKS.values(), ids=SLACKS.keys())
 def method(problem, slack=None, batches=None, **options):
     slack, batches = slack if slack is not None else NSlack(), batches if batches is not None else problem.everything()
     return CuttingPlane(problem.head, batches, num_examples=problem.n, lam=problem.lam, slack=slack, **options)
-
-
-def state(cutting):
-    """What a step changes."""
-    slack = {name: value for name, value in vars(cutting.slack).items() if name != "parameters"}
-    return copy.deepcopy([cutting.certify(), cutting.iterations, cutting._features, cutting._problem.targets, slack])
-
-
-def step_on(cutting, batches):
-    cutting.batches = batches
-    return cutting.step()
 
 
 def solved(listed):
@@ -133,54 +119,6 @@ def test_inactive_constraints_are_dropped_and_the_optimum_is_reached_all_the_sam
     assert dropped.num_constraints < kept.num_constraints
     assert b.gap <= 1e-5
     assert a.primal == pytest.approx(b.primal, abs=2e-5)
-
-
-@both
-def test_a_failed_pass_changes_nothing(slack):
-    problem = chain(7, lam=0.1)
-    cutting = method(problem, slack())
-    for _ in range(2):
-        cutting.step()
-    before, weights = state(cutting), flat(problem.head.parameters())
-    nan = problem.batch([0])
-    nan.x[0, 0, 0] = math.nan
-    wrong = [
-        (problem.everything(2)[:-1], "left out 1 of 5 examples"),
-        ([*problem.everything(), problem.batch([0])], "gave an example twice"),
-        ([problem.batch([1, 2, 3, 4]), nan], "not finite"),
-        ([], "left out 5 of 5 examples"),
-    ]
-    for batches, words in wrong:
-        with pytest.raises(ValueError, match=words):
-            step_on(cutting, batches)
-        assert_same(state(cutting), before)
-        assert torch.equal(flat(problem.head.parameters()), weights)
-
-
-def test_examples_that_change_are_noticed():
-    problem = multiclass(0, lam=0.01)
-    cutting = method(problem)
-    cutting.solve(1e-4)
-    structure, before = problem.head.structure, problem.head.structure.settings()
-    structure.cost *= 0.01
-    with pytest.raises(RuntimeError, match="the structure is Multiclass"):
-        cutting.solve(0.0, max_passes=50)
-    structure.settings = lambda: before
-    with pytest.raises(RuntimeError, match="below the lower bound"):
-        cutting.solve(0.0, max_passes=50)
-
-
-@both
-def test_other_features_and_targets_are_refused(slack):
-    problem = chain(7, n=5, lam=0.1)
-    cutting = method(problem, slack())
-    cutting.step()
-    moved = [batch.replace(x=batch.x + 0.01) for batch in problem.everything()]
-    others = [batch.replace(y=torch.where(batch.y > 0, batch.y - 1, batch.y)) for batch in problem.everything()]
-    for batches, words in ((moved, "features have moved"), (others, "other targets")):
-        with pytest.raises(RuntimeError, match=words):
-            step_on(cutting, batches)
-    assert step_on(cutting, problem.everything(2)).gap > 0.0  # in other batches
 
 
 @examples(40)

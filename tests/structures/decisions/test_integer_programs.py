@@ -173,21 +173,3 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
 def test_arguments_that_do_not_fit_are_refused(make, argument):
     with pytest.raises(ValueError, match=argument):
         make()
-
-
-@pytest.mark.parametrize(
-    "words, feasible, said",
-    [
-        ("Infeasible", True, "is infeasible"),
-        ("infeasible", False, "is infeasible"),
-        ("Unbounded", False, "is unbounded"),
-        ("Primal infeasible or unbounded", True, "is unbounded"),
-        ("Primal infeasible or unbounded", False, "is infeasible"),
-        ("Solve error", True, "Solve error"),
-    ],
-)
-def test_what_the_solver_says_is_what_the_error_says(words, feasible, said):
-    program, without = knapsack(), Answer("limit", np.zeros(5)) if feasible else Answer(words)
-    program._ask = lambda costs, limits: Answer(words) if costs.any() else without
-    with pytest.raises(ValueError, match=said):
-        program.solve(np.ones((1, 5)))

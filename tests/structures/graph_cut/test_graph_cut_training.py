@@ -39,11 +39,6 @@ class TestLinearGraph(GraphHeadCase):
         edge = [sum(x[q, 3 + 2 * p + g] * head.head.pairwise[g] for g in range(2)) for p, q in pairs]
         return {"node": node, "edge": torch.stack(edge) if edge else x.new_zeros(0)}
 
-    @pytest.mark.parametrize("sizes", [(0, 1), (1, 0)])
-    def test_there_are_features(self, sizes):
-        with pytest.raises(ValueError, match="features"):
-            LinearGraph(*sizes)
-
 
 @pytest.mark.variant
 class TestLinearGraphWithoutLengths(TestLinearGraph):
@@ -129,11 +124,3 @@ def test_lightning_decodes_and_writes_segmentations(tmp_path):
     pairs = zip(labels.labels.tolist(), problem.lengths.tolist(), strict=True)
     lines = [json.loads(line) for line in writer.path.read_text().splitlines()]
     assert lines == [{"index": i, "labeling": one[:size]} for i, (one, size) in enumerate(pairs)]
-
-
-def test_the_check_takes_weights_within_bounds_only():
-    problem = GraphProblem(5)
-    batch = problem.batch(range(5))
-    assert "edge has the potential" in str(check(problem.head, problem.structure, batch))
-    with pytest.raises(ValueError, match="bounds"):
-        check(problem.head, problem.structure, batch, bounds={"edge": (0.0, None)})

@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 from cases.problems import examples, rng
+from cases.random_potentials import draw
 from cases.structure_cases import StructureTestCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from torchssvm import (
     LinearMulticlass,
     Matching,
     Multiclass,
-    PairwiseGraph,
     Potentials,
     SlackRescaling,
     SoftmaxMargin,
@@ -36,7 +36,6 @@ from torchssvm.core.potentials import inner
 from torchssvm.datasets import PaddedDataset
 from torchssvm.deployment.files import describe, rebuild
 from torchssvm.structures.chain import Transitions
-from torchssvm.structures.pairwise_graph import PairwisePotentials
 
 SHOWS = [0, 1, 1]
 
@@ -44,19 +43,16 @@ SHOWS = [0, 1, 1]
 class TestHiddenStates(StructureTestCase):
     """A chain of three states that show two labels."""
 
+    no_values = (2, -1)
+
     def make_structure(self):
         return HiddenStates(Chain(3), SHOWS)
 
     def make_potentials(self, random, batch, integers, dtype):
         lengths = torch.randint(1, 4, (batch,), generator=random)
         longest = int(lengths.max())
-
-        def draw(*shape):
-            if integers:
-                return torch.randint(-2, 3, shape, generator=random).to(dtype)
-            return torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
-
-        tensors = {"emission": draw(batch, longest, 3), "transition": draw(batch, 3, 3)}
+        shapes = {"emission": (batch, longest, 3), "transition": (batch, 3, 3)}
+        tensors = {name: draw(random, shape, integers, dtype) for name, shape in shapes.items()}
         return Potentials(tensors, lengths, ragged={"emission": 0})
 
     def random_target(self, structure, potentials, random):
@@ -80,16 +76,8 @@ class TestHiddenStates(StructureTestCase):
         return 3 ** int(potentials.lengths[row])
 
     def bad_targets(self, potentials, target):
-        for number in (2, -1):
-            wrong = target.observed.clone()
-            wrong[1, 0] = number
-            yield wrong, "target"
-        yield target.observed.double(), "target"
-        yield target.observed[:2], "target|lengths"
+        yield from super().bad_targets(potentials, target.observed)
         yield target._replace(states=2 - 2 * target.observed.clamp(min=0)), "target.states"
-
-    def bad_potentials(self, potentials):
-        yield potentials.replace({**potentials.tensors, "emission": potentials["emission"][..., :2]})
 
     def test_devices(self, device):
         pytest.skip("decoding is that of the structure")
@@ -131,33 +119,12 @@ def test_check_takes_it(chain):
         ("chain", SHOWS, TypeError, "structure"),
         (HiddenStates(Chain(3)), SHOWS, TypeError, "structure"),
         (Matching(), None, TypeError, "shows"),
-        *((Chain(3), wrong, ValueError, "shows") for wrong in ([0, 2, 2], [-1, 0, 1], [0.0, 1.0, 1.0], [], 3, "abc")),
+        *((Chain(3), wrong, ValueError, "shows") for wrong in ([0, 2, 2], [-1, 0, 1], [0.0, 1.0, 1.0], [], 3)),
     ],
 )
 def test_wrong_arguments_are_refused(structure, shows, error, argument):
     with pytest.raises(error, match=argument):
         HiddenStates(structure, shows)
-
-
-def test_labels_of_fewer_states_are_refused():
-    structure = HiddenStates(Chain(3), [0, 1])
-    potentials = Potentials({"emission": torch.zeros(1, 2, 3), "transition": torch.zeros(1, 3, 3)})
-    with pytest.raises(ValueError, match="shows"):
-        structure.complete(potentials, structure.check_target(torch.tensor([[0, 1]]), potentials))
-
-
-def test_labels_that_no_states_can_show_are_refused():
-    allowed = torch.eye(3, dtype=torch.bool)
-    structure = HiddenStates(Chain(3, transitions=Transitions(allowed)), SHOWS)
-    potentials = Potentials({"emission": torch.zeros(1, 2, 3), "transition": torch.zeros(1, 3, 3)})
-    with pytest.raises(ValueError):
-        structure.complete(potentials, structure.check_target(torch.tensor([[0, 1]]), potentials))
-
-
-def test_structures_with_more_than_states_are_refused():
-    potentials = PairwisePotentials(torch.zeros(1, 2, 3), torch.zeros(1, 1, 3, 3), torch.tensor([[[0, 1]]]))
-    with pytest.raises(TypeError, match="structure"):
-        HiddenStates(PairwiseGraph(3), SHOWS).check_target(torch.tensor([[0, 1]]), potentials)
 
 
 @examples(30)
