@@ -1,7 +1,5 @@
 """The script for the day that there is a device: every part works at tiny sizes on a pretended one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

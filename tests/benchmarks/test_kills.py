@@ -1,7 +1,5 @@
 """Trainings that are killed again and again end as those left alone, and lose nothing; ``benchmarks/kills.py``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

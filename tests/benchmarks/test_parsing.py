@@ -1,7 +1,5 @@
 """The benchmark of parsing on a treebank of a little grammar."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

@@ -1,7 +1,5 @@
 """Arguments of a wrong kind are refused by name, with what to do; NumPy's numbers are numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batches on their way to a device."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

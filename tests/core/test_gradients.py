@@ -1,7 +1,5 @@
 """Per-example gradients of heads as users write them, made by ``torch.func``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

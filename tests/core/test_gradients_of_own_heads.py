@@ -1,7 +1,5 @@
 """Training of heads that do what users do: inherit ``OwnHeadCase``, say how to make the head and its inputs."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Heads and certificates multiply in full precision, and leave what the process has set as it was."""
 
-from __future__ import annotations
-
 import copy
 import threading
 
@@ -236,30 +234,6 @@ def test_features_below_a_head_stay_in_the_precision_of_the_process():
         assert len(seen.rounded) == 1  # the one product of the features
         alone = certify(training.head, training.dual, [Batch(x, problem.y, torch.arange(len(x)))])
     assert found.primal == alone.primal
-
-
-def test_lightning_trains_a_users_head_in_full_precision():
-    pytest.importorskip("lightning")
-    from cases.short_words import trainer
-
-    from torchssvm.lightning import StructuredSVM
-
-    problem = own_problem()
-    data = torch.utils.data.DataLoader(range(problem.n), batch_size=4, collate_fn=problem.batch)
-
-    def fit() -> tuple[list[torch.Tensor], float]:
-        model = StructuredSVM(Own(), lam=problem.lam)
-        trainer(max_epochs=3, enable_checkpointing=False).fit(model, data)
-        gap = certify(model.head, model.dual, problem.everything()).gap
-        return [p.detach().clone() for p in model.head.parameters()], gap
-
-    expected = fit()
-    assert expected[0][0].abs().sum() > 0
-    with lowered("high") as seen:
-        found = fit()
-    assert seen.products
-    assert not seen.rounded
-    assert_same(found, expected)
 
 
 def by_kernels(problem):

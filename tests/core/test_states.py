@@ -1,7 +1,5 @@
 """States in checkpoints: refused as a whole if one entry does not fit, divided and put together again."""
 
-from __future__ import annotations
-
 import copy
 import math
 

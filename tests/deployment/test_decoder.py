@@ -1,7 +1,5 @@
 """One module of plain torch operators: at once, exported, compiled, in ONNX, and compiled ahead of time."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """One safe file for a trained model."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

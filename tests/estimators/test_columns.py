@@ -1,7 +1,5 @@
 """Tables: columns of other names, or in another order than in fit, are refused as scikit-learn refuses them."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

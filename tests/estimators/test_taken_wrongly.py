@@ -1,7 +1,5 @@
 """What estimators must not take: other kinds of numbers, generators, missing labels, lists of sets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import sparse

@@ -1,7 +1,5 @@
 """Networks on the pixels of segmentations, what becomes of them on superpixels, and scores in pixels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The model of whole bodies: its tree, its clusters, and training on maps that show where the joints are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases.problems import flat, rng

@@ -1,7 +1,5 @@
 """The network below the pose model: shapes, losses by definition, and gradients through the head and the hinge."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases.poses import tiny_pose

@@ -1,7 +1,5 @@
 """One call that trains from the largest lambda to the smallest, scores held-out examples and keeps the best."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -12,8 +10,7 @@ from cases.problems import PROBLEMS, Problem, assert_same, chain, examples, mult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import DualState, Labelings, MeanParts, Multiclass, Weights, certify
-from torchssvm.core.structure import Decoding
+from torchssvm import DualState, Labelings, MeanParts, Weights, certify
 from torchssvm.path import (
     Certified,
     Heuristic,
@@ -160,18 +157,6 @@ class TestLargestLam:
         start_at_largest_lam(problem.head, dual, Items(problem), tolerance=0.05)
         assert (8 * dual.loss).tolist() == pytest.approx(cost[problem.y].amax(1).tolist())
         assert certify(problem.head, dual, problem.everything()).gap <= 0.05 * (1 + 1e-9)
-
-    def test_an_oracle_that_misses_the_largest_loss(self):
-        class Careless(Multiclass):
-            def augmented_argmax(self, potentials, target):
-                best = super().augmented_argmax(potentials, target)
-                return Decoding(torch.ones_like(target), bound=best.value, exact=False)
-
-        problem = multiclass(2)
-        problem.y = torch.zeros_like(problem.y)
-        problem.head.structure = Careless(3, torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
-        with pytest.raises(RuntimeError, match="oracle exact"):
-            follow(problem)
 
 
 class Verify:

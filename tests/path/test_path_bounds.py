@@ -1,7 +1,5 @@
 """Regularisation paths of graph cuts whose edge weights are at least 0, against a QP solver."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

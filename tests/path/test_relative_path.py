@@ -1,7 +1,5 @@
 """Paths to a share of the primal."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Which room may import which: the order of the house, held by the imports as they stand in the files."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

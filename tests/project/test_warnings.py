@@ -1,7 +1,5 @@
 """Warnings name the line of the caller, whichever way leads to them, and never a line of the library."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings

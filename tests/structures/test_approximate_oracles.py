@@ -1,7 +1,5 @@
 """Approximate oracles: certificates from bounds, and that everything shown says so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases.approximate_oracles import Adversary

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import itertools
 from collections import OrderedDict
@@ -24,7 +22,6 @@ from torchssvm import (
     SparseLinearChain,
     SparseLinearMultilabel,
 )
-from torchssvm.core.gradients import per_example_adjoint
 
 
 class TestLinearMulticlass(HeadTestCase):
@@ -172,13 +169,6 @@ def test_states_of_dense_heads_and_of_heads_on_lists_are_not_confused(dense, spa
     with pytest.raises(RuntimeError, match="version 2"):
         sparse.load_state_dict(filled(dense).state_dict())
     sparse.load_state_dict(sparse.state_dict())
-
-
-def test_an_adjoint_of_other_shapes_is_refused():
-    weight = torch.zeros(3, 2, requires_grad=True)
-    potentials = Potentials(torch.zeros(4, 3) @ weight, adjoint=lambda parts: [torch.zeros(4, 2, 3)])
-    with pytest.raises(ValueError, match="adjoint"):
-        per_example_adjoint(potentials, {"potentials": torch.zeros(4, 2)}, [weight])
 
 
 class TestPotentials:

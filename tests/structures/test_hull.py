@@ -5,8 +5,6 @@ another problem, whose dual may exceed the optimum. Outputs and optima come from
 are made large and graphs frustrated, where relaxations are loose.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

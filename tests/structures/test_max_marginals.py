@@ -1,7 +1,5 @@
 """Max-marginals by decoding once more: scores that forbid, known scores, structures around others, and refusals."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

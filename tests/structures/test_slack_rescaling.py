@@ -1,7 +1,5 @@
 """Slack rescaling: what every structure must do, and the oracles against enumeration."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Training with slack rescaling: the optimum of a QP, exact gaps, every storage, `check`, reports and Lightning."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -167,21 +165,6 @@ def test_the_gap_is_exact(seed, kind, storage):
     assert float(hinge.detach()) == pytest.approx(truth.hinges(w).mean(), abs=1e-10)
 
 
-@examples(10)
-@given(seed=SEEDS)
-def test_the_gradient_of_the_hinge(seed):
-    problem, truth = rescaled(chain(seed))
-    with torch.no_grad():
-        for p in problem.head.parameters():
-            p.copy_(torch.randn(p.shape, generator=rng(seed), dtype=p.dtype))
-    w = flat(problem.head.parameters()).numpy()
-    batch = problem.everything()[0]
-    StructuredHinge(problem.structure)(apply_head(problem.head, batch), batch.y).backward()
-    result = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
-    best = [truth.changes[i][(truth.losses[i] + truth.changes[i] @ w).argmax()] for i in range(problem.n)]
-    assert result == pytest.approx(sum(best) / problem.n, abs=1e-10)
-
-
 class F1(LabelSets):
     """One minus the F1 score, squared: no sum over labels."""
 
@@ -209,14 +192,6 @@ def test_a_loss_that_does_not_decompose():
         optim.step()
     gaps.append(certify(head, dual, [batch]).gap)
     assert 0 <= gaps[1] < 0.2 * gaps[0]
-
-
-@pytest.mark.parametrize("oracle", [None, BruteForceSearch()])
-@pytest.mark.parametrize("make", [chain, uneven])
-def test_check_finds_nothing_wrong(make, oracle):
-    problem, _ = rescaled(make(1, n=4), oracle)
-    report = check(problem.head, problem.structure, problem.batch(range(4)))
-    assert report.ok, str(report)
 
 
 def test_check_finds_an_oracle_of_margin_rescaling():

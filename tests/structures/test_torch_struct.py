@@ -1,7 +1,5 @@
 """torch-struct's distributions as structures, against brute-force enumeration and against our own chain."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

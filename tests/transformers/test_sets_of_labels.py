@@ -1,7 +1,5 @@
 """Words that may have several labels: in losses, under a Trainer and in the solver."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

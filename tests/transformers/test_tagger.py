@@ -1,7 +1,5 @@
 """Taggers on a tiny encoder with random weights; one on a packaged encoder where that is installed."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from types import SimpleNamespace

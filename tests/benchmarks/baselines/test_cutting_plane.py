@@ -1,7 +1,5 @@
 """Cutting planes against the QP over all outputs, against BCFW, and against damage."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

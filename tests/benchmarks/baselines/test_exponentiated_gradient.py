@@ -1,7 +1,5 @@
 """Exponentiated gradient against explicit distributions over all outputs, against the optimum, and against damage."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Grids of lambdas, which the regularisation path is compared with."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from baselines import grid_search

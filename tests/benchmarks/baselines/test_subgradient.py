@@ -1,7 +1,5 @@
 """The subgradient baseline, and Adam as ordinary torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from baselines import Subgradient

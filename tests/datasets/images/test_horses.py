@@ -1,7 +1,5 @@
 """Images as graphs of superpixels: features by their definitions, the cache on disk, files as they may lie about."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import warnings

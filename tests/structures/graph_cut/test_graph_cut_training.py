@@ -84,12 +84,6 @@ def test_training_reaches_the_optimum_within_the_bounds(storage, direction, orac
     assert strong_convexity <= certificate.gap + 10 * rounding
 
 
-def test_without_bounds_the_error_says_what_to_do():
-    problem = GraphProblem(2, lam=0.05)
-    with pytest.raises(ValueError, match="edge"):
-        train(problem, MeanParts(), bounds={}, passes=20)
-
-
 @pytest.mark.parametrize(("oracle", "bounds"), [(MinCut(), ATTRACTIVE), (RoofDual(), None)], ids=str)
 def test_head_and_structure_pass_the_check(oracle, bounds):
     structure = GraphCut(oracle)

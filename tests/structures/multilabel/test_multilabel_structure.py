@@ -1,7 +1,5 @@
 """Sets of labels with pairwise scores: the structure, with each of its decoders, against all sets of few labels."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Graphs with K labels: the structure, what its oracle finds, its head, and training."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases.bounded import Bounded

@@ -1,7 +1,5 @@
 """Poses: the structure and its head."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

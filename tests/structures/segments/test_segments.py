@@ -1,7 +1,5 @@
 """Segments: the structure, its head, and training to the optimum over all segmentations."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

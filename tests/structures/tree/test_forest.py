@@ -1,7 +1,5 @@
 """Forests: what comes with their features is checked before a compiled loop reads it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Trees: the structure and its head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases.head_cases import HeadTestCase

@@ -75,7 +75,7 @@ class StructureTestCase(LabelingsTestCase):
         for name, tensor in potentials.tensors.items():
             for wrong in (tensor[..., :-1], tensor.unsqueeze(-1)):
                 yield potentials.replace({**potentials.tensors, name: wrong})
-            yield Potentials({**potentials.tensors, "more": tensor})
+            yield potentials.replace({**potentials.tensors, "more": tensor})
 
     def one(self, labeling: Any, potentials: Potentials, row: int) -> Any:
         """The labeling or target of one example, without batch axis and padding."""
