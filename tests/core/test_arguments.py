@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from cases.problems import assert_same, chain, multiclass
-from torch import Tensor
 
 from torchssvm import (
     BCFW,
@@ -296,32 +295,25 @@ def _applied(head: Any, batch: Any) -> Any:
     return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
 
 
-@pytest.mark.parametrize("weights", [None, [1.0], torch.ones(5, 3, device="meta"), torch.ones(5, 3).to_sparse()])
-def test_weights_of_labels_of_another_kind(weights):
-    training = chain(1).train()
-    batch = training.problem.everything()[0]
-    with pytest.raises(TypeError, match=r"target\.weights"):
-        training.step(batch.replace(y=WeightedLabels(batch.y, weights)))
-
-
-BAD_FEATURES: dict[str, Any] = {
-    "None": lambda x: None,
-    "a list": lambda x: x.tolist(),
-    "meta": lambda x: x.to("meta"),
-    "complex": lambda x: x.to(torch.complex128),
-    "sparse": lambda x: x.to_sparse(),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_FEATURES)
-@pytest.mark.parametrize("problem", [multiclass, chain])
-def test_features_of_another_kind(problem, kind):
-    spoil = BAD_FEATURES[kind]
-    training = problem(1).train().run([[0], [1, 2]])
-    batch = training.problem.everything()[0]
-    before = training.snapshot()
-    with pytest.raises(TypeError, match=r"\bx\b"):
-        training.step(batch.replace(x=spoil(batch.x)))
+@pytest.mark.parametrize(
+    ("name", "spoil", "argument"),
+    [
+        ("x", lambda x: None, "x"),
+        ("x", lambda x: x.tolist(), "x"),
+        ("x", lambda x: x.to("meta"), "x"),
+        ("x", lambda x: x.to(torch.complex128), "x"),
+        ("x", lambda x: x.to_sparse(), "x"),
+        ("y", lambda y: WeightedLabels(y, None), r"target\.weights"),
+        ("y", lambda y: WeightedLabels(y, torch.ones(5, 3).to_sparse()), r"target\.weights"),
+        ("index", lambda index: index.to("meta"), "index"),
+        ("lengths", lambda lengths: lengths.to("meta"), "lengths"),
+    ],
+)
+def test_batches_of_another_kind(name, spoil, argument):
+    training = chain(1).train().run([[0], [1, 2]])
+    batch, before = training.problem.everything()[0], training.snapshot()
+    with pytest.raises((TypeError, ValueError), match=rf"\b{argument}\b"):
+        training.step(batch.replace(**{name: spoil(getattr(batch, name))}))
     assert_same(training.snapshot(), before)
 
 
@@ -332,15 +324,6 @@ def test_potentials_of_another_kind(spoil):
     potentials = spoil(training.head(batch.x).single.detach())
     with pytest.raises(TypeError, match="potentials"):
         training.loss(potentials, batch.y, batch.index)
-
-
-@pytest.mark.parametrize("name", ["index", "lengths"])
-def test_index_and_lengths_without_numbers(name):
-    training = chain(1).train()
-    batch = training.problem.everything()[0]
-    numbers: Tensor = getattr(batch, name)
-    with pytest.raises(ValueError, match=name):
-        training.step(batch.replace(**{name: numbers.to("meta")}))
 
 
 X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)

@@ -9,8 +9,8 @@ import tracemalloc
 
 import pytest
 
-from torchssvm.datasets import ChunkingDataset, Vocabulary, read_columns, read_conllu
 from torchssvm.datasets import files as files_module
+from torchssvm.datasets import read_columns, read_conllu
 from torchssvm.datasets.files import fetch, find
 from torchssvm.datasets.lines import read_content
 from torchssvm.datasets.multilabel.arff import read_arff
@@ -41,16 +41,6 @@ def test_nul_bytes(tmp_path, read, content, line):
     file = written(tmp_path / "data.txt", content)
     with pytest.raises(ValueError, match=f"data.txt, line {line}"):
         read(file)
-
-
-@pytest.mark.parametrize("content", ["He B-NP\nruns B-VP\n", "He O\nruns O\n", "He B-NP B-NP\nruns B-VP B-VP\n"])
-def test_chunk_tags_in_the_place_of_parts_of_speech(tmp_path, content):
-    file = written(tmp_path / "two.txt", content)
-    with pytest.raises(ValueError, match=r"two.txt, line 1"):
-        read_columns(file, tags_optional=True)
-    vocabulary = Vocabulary.of(read_columns(written(tmp_path / "train.txt", COLUMNS)))
-    with pytest.raises(ValueError, match=r"two.txt, line 1"):
-        ChunkingDataset.from_file(file, vocabulary)
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path):

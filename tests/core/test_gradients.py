@@ -200,14 +200,6 @@ def test_a_call_is_known_only_as_it_was_made():
     assert scores.grad_fn is None
 
 
-def test_large_heads_are_left_alone(monkeypatch):
-    potentials, parts = called(head := Bare())
-    monkeypatch.setattr(gradients, "_MOST", 8 * 6 * (K * F + K) - 1)
-    assert cheap_adjoint(potentials, parts, list(head.parameters())) is None
-    monkeypatch.setattr(gradients, "_MOST", 8 * 6 * (K * F + K))
-    assert cheap_adjoint(potentials, parts, list(head.parameters())) is not None
-
-
 def test_features_that_are_trained_get_their_gradients():
     head, (args, _) = Bare(), inputs_of(Bare())
     x = args[0].requires_grad_()

@@ -1,7 +1,6 @@
 """Heads and certificates multiply in full precision, and leave what the process has set as it was."""
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -48,29 +47,6 @@ def test_the_context_switches_autocast_off_too():
         with full_precision(CPU):
             assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
-
-
-def test_the_last_of_several_threads_puts_the_setting_back():
-    entered, leave, done = threading.Event(), threading.Event(), threading.Event()
-
-    def other():
-        with full_precision(CUDA):
-            entered.set()
-            leave.wait(10)
-        done.set()
-
-    with lowered("high"):
-        with full_precision(CUDA):
-            thread = threading.Thread(target=other)
-            thread.start()
-            assert entered.wait(10)
-        assert not is_rounded()  # the other one is still at work
-        with full_precision(CUDA):
-            leave.set()
-            assert done.wait(10)
-            assert not is_rounded()
-        assert is_rounded()
-        thread.join()
 
 
 @pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40), (2, 3, 4, 40), (2, 3, 0), (0, 40)])

@@ -189,20 +189,3 @@ def test_parts_of_a_dual_make_the_whole(kind):
     whole = dual.merged_state([dual.part_of_state(state, part) for part in parts], parts)
     dual.load_state_dict(whole)
     assert_same([dual.part_of_state(whole, p) for p in parts], [dual.part_of_state(state, p) for p in parts])
-    problem = training.problem
-    for row in range(problem.n):
-        batch = problem.batch([row])
-        potentials = training.head(batch.x, batch.lengths)
-        target = dual.structure.check_target(batch.y, potentials)
-        assert_same(
-            dual.storage.gather(batch.index, potentials, target).inner(potentials),
-            _again(training, state).gather(batch.index, potentials, target).inner(potentials),
-        )
-
-
-def _again(training, state):
-    storage = type(training.dual.storage)(*([2] if isinstance(training.dual.storage, Labelings) else []))
-    dual = training.dual
-    storage.bind(dual.num_examples, dual.lam, dual.structure, dual.parameters, None)
-    storage.load_state_dict(state["storage"])
-    return storage

@@ -16,11 +16,8 @@ from torchssvm.core.threads import run_in_chunks, split
 
 
 @pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
+def threads(set_threads):
+    set_threads(3)
 
 
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=40)

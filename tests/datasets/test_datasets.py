@@ -133,17 +133,6 @@ def test_a_fetched_batch_is_its_items_padded(small, indices):
     assert_same_batch(batch, small.__getitems__(torch.tensor(indices)))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_data_loader(small, workers):
-    indices = [[5, 3, 600], [0], [625, 5]]
-    loader = DataLoader(small, batch_sampler=indices, collate_fn=small.collate, num_workers=workers)
-    batches = list(loader)
-    assert len(batches) == 3
-    for batch, expected in zip(batches, indices, strict=True):
-        assert isinstance(batch, Batch)
-        assert_same_batch(batch, small.__getitems__(expected))
-
-
 def test_a_batch_does_not_alias_the_data(small):
     before = small.x[3].clone()
     small.__getitems__([3]).x.fill_(9)
@@ -160,17 +149,6 @@ def test_indexing_errors(small):
     for fetch in (small.__getitems__, small.collate):
         with pytest.raises(ValueError):
             fetch([])
-
-
-def test_a_dataset_without_lengths():
-    dataset = PaddedDataset(torch.randn(5, 3), torch.arange(5))
-    batch = dataset.__getitems__([4, 2])
-    listed = dataset.collate([dataset[4], dataset[2]])
-    assert batch.lengths is None
-    assert listed.lengths is None
-    assert torch.equal(batch.x, listed.x)
-    assert batch.y.tolist() == listed.y.tolist() == [4, 2]
-    assert batch.index.tolist() == listed.index.tolist() == [4, 2]
 
 
 def test_datasets_of_one_kind_are_joined_and_numbered_anew():

@@ -225,16 +225,6 @@ def test_every_change_is_refused(tmp_path) -> None:
         write(content, tensors | {name: changed})
         with pytest.raises(ValueError, match=r"model (was changed|is damaged)"):
             load_head(path)
-    for lacking in (*content, *content["head"], *content["head"]["arguments"]):
-        changed = json.loads(json.dumps(content))
-        for part in (changed, changed["head"], changed["head"]["arguments"]):
-            if part.pop(lacking, None) is not None:
-                break
-        else:
-            continue  # None, such as the structure of a head that has its own
-        write(changed, tensors)
-        with pytest.raises(ValueError, match=f"model.*({lacking}|was changed|no recipe)"):
-            load_head(path)
     write({name: value for name, value in content.items() if name != "seal"} | {"format": 1}, tensors)
     assert torch.equal(load_head(path).head.emission, head.emission)  # an older file
 

@@ -1,6 +1,7 @@
 """What estimators must not take: other kinds of numbers, generators, missing labels, lists of sets."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn.base import clone
@@ -133,24 +134,8 @@ def test_lists_of_label_sets_are_refused(y):
     MultilabelSVC(**QUICK).fit(ROWS, MultiLabelBinarizer().fit_transform(y))
 
 
-class Table:
-    """What estimators see of a table, and of a column of it, of pandas."""
-
-    def __init__(self, values):
-        self.values, self.ndim, self.shape = values, values.ndim, values.shape
-        if self.ndim == 2:
-            self.columns, self.dtypes = list("abc")[: values.shape[1]], [values.dtype] * values.shape[1]
-        else:
-            self.dtypes = self.dtype = values.dtype
-
-    def __len__(self):
-        return len(self.values)
-
-    def __iter__(self):
-        return iter(self.columns if self.ndim == 2 else self.values)
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.values, dtype)
+def table(values):
+    return pd.DataFrame(values, columns=list("abc")[: values.shape[1]]) if values.ndim == 2 else pd.Series(values)
 
 
 NAMES = np.array(["red", "blue"] * 6)
@@ -162,16 +147,16 @@ ONES = np.eye(2, dtype=int)[np.arange(12) % 2]
     [
         ([(name,) for name in NAMES], NAMES),
         ([[name] for name in NAMES], NAMES),
-        (Table(NAMES.astype(object)), NAMES),
-        (Table(np.arange(12) % 2), np.arange(12) % 2),
-        (Table(ONES), ONES),
+        (table(NAMES.astype(object)), NAMES),
+        (table(np.arange(12) % 2), np.arange(12) % 2),
+        (table(ONES), ONES),
     ],
 )
 def test_columns_of_classes_and_tables_are_taken(y, same):
     found = MultilabelSVC(**QUICK).fit(ROWS, y)
     assert np.array_equal(found.predict(ROWS), MultilabelSVC(**QUICK).fit(ROWS, same).predict(ROWS))
-    if same.ndim == 1 and isinstance(y, Table):
-        assert MultinomialSVC(**QUICK).fit(Table(ROWS), y).score(ROWS, same) > 0.0
+    if same.ndim == 1 and isinstance(y, pd.Series):
+        assert MultinomialSVC(**QUICK).fit(table(ROWS), y).score(ROWS, same) > 0.0
 
 
 SEGMENTS = [[(0, 1, "a"), (1, len(rows), "b")] for rows in WORDS]
@@ -206,28 +191,9 @@ def test_pairs_of_many_labels_are_left_out_unless_asked_for():
     assert MultilabelSVC(**QUICK).fit(ROWS, np.eye(4, dtype=int)[np.arange(12) % 4]).interactions_ is not None
 
 
-class Series:
-    """What estimators see of a Series of pandas, which finds its values by label."""
-
-    ndim = 1
-
-    def __init__(self, values):
-        self.values, self.shape = list(values), (len(values),)
-        self.iloc = self.values
-
-    def __len__(self):
-        return len(self.values)
-
-    def __iter__(self):
-        return iter(self.values)
-
-    def __getitem__(self, label):
-        return self.values[::-1][label]
-
-
 def test_the_columns_of_a_table_of_sets_are_named_in_the_file(tmp_path):
     sets = np.eye(12, 3, dtype=int)
-    MultilabelSVC(**QUICK).fit(ROWS, Table(sets)).save(tmp_path / "sets.safetensors")
+    MultilabelSVC(**QUICK).fit(ROWS, table(sets)).save(tmp_path / "sets.safetensors")
     assert load_head(tmp_path / "sets.safetensors").labels == ["a", "b", "c"]
 
 
@@ -238,15 +204,20 @@ SEQUENCES = [
 ]
 
 
+def series(values):
+    """A Series whose labels count backwards."""
+    return pd.Series(list(values), index=range(len(values))[::-1])
+
+
 @pytest.mark.parametrize(("model", "X", "y"), SEQUENCES, ids=lambda case: type(case).__name__)
 def test_series_are_read_by_place(model, X, y):
     weights = [1.0, 0.0, 1.0, 2.0]
     same = clone(model).fit(X, y, weights)
-    found = clone(model).fit(Series(X), Series(y), weights)
+    found = clone(model).fit(series(X), series(y), weights)
     assert np.array_equal(found.coef_, same.coef_)
-    assert list(map(list, found.predict(Series(X)))) == list(map(list, same.predict(X)))
-    assert found.score(Series(X), Series(y)) == same.score(X, y)
-    assert found.score(X, [Series(own) for own in y]) == same.score(X, y)
+    assert list(map(list, found.predict(series(X)))) == list(map(list, same.predict(X)))
+    assert found.score(series(X), series(y)) == same.score(X, y)
+    assert found.score(X, [series(own) for own in y]) == same.score(X, y)
 
 
 @pytest.mark.parametrize(("model", "X", "y"), SEQUENCES, ids=lambda case: type(case).__name__)

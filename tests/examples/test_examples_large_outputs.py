@@ -1,6 +1,5 @@
 """The examples and the benchmark of GDMM, on small data of the same form."""
 
-import json
 import math
 import random
 import re
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cases.benchmark_parts import measured, part_of
+from cases.example_files import report_of
 from cases.multilabel_files import Column, arff_text, write
 
 pytestmark = pytest.mark.slow
@@ -44,14 +44,6 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def report_of(folder):
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
-    assert report["gap"] >= 0.0
-    assert (folder / "convergence.png").stat().st_size > 10_000
-    return report
-
-
 def test_label_sets(run_script, data, tmp_path):
     folder = tmp_path / "new" / "folder"
     flags = ("--data", "bibtex", "--root", data, "--lam", "0.01", "--gap", "0.05")
@@ -65,20 +57,6 @@ def test_label_sets(run_script, data, tmp_path):
     assert float(found) > float(nothing)
     assert report["test_loss"] == pytest.approx(1.0 - float(found), abs=1e-4)
     assert (folder / "interactions.png").stat().st_size > 10_000
-
-
-def test_any_file(run_script, tmp_path):
-    columns = [Column(f"x{f}", None) for f in range(4)] + [Column(f"y{k}", ["0", "1"]) for k in range(2)]
-    chance = random.Random(3)
-    rows = []
-    for _ in range(60):
-        x = [chance.gauss(100.0, 1.0) for _ in range(4)]  # rows of norm 1 would all look alike
-        rows.append([*(f"{value:.4f}" for value in x), *(str(int(x[k] > 100.0)) for k in range(2))])
-    write(tmp_path / "own.arff", arff_text(columns, rows, sparse=False))
-    flags = ("--data", tmp_path / "own.arff", "--labels", "-2", "--lam", "0.001", "--max_passes", "30")
-    out = run_script(ROOT / "examples" / "multilabel.py", *flags, "--report", tmp_path / "report")
-    assert json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))["n"] == 40
-    assert float(re.findall(r"accuracy ([0-9.]+)", out.partition("test examples")[2])[0]) > 0.85
 
 
 def test_synthetic_chains(run_script, tmp_path):

@@ -16,11 +16,10 @@ from torchssvm.path import (
     Heuristic,
     PathRun,
     RegularizationPath,
-    choose_lam,
     regularization_path,
     start_at_largest_lam,
 )
-from torchssvm.solvers import EveryPasses, training
+from torchssvm.solvers import EveryPasses
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -72,20 +71,6 @@ class TestRescale:
             torch.testing.assert_close(estimates, dual.gap_estimates, rtol=0, atol=1e-12)
         elif bool((estimates > 0).all()):  # no part of the change was cut off at zero
             assert float(estimates.sum()) == pytest.approx(after.gap, abs=1e-12)
-
-    @pytest.mark.parametrize("storage", [MeanParts, Weights])
-    def test_training_goes_on_after_it(self, storage):
-        problem = chain(3)
-        training = problem.train(storage=storage()).run([[0, 1], [2, 3]])
-        training.dual.rescale(0.3)
-        truth = reference(problem)
-        truth.lam = training.dual.lam
-        for _ in range(60):
-            training.run([[0, 1], [2, 3], [4]])
-        found = certify(training.head, training.dual, problem.everything())
-        assert found.drift < 1e-12
-        assert found.gap < 0.05
-        assert found.dual - 1e-7 <= truth.optimum() <= found.primal + 1e-7
 
     @pytest.mark.parametrize("storage", EVERY_STORAGE)
     @pytest.mark.parametrize("lam", [0.01, 7.0])
@@ -373,15 +358,6 @@ class TestResult:
         with pytest.raises(ValueError, match="damaged"):
             run.load_state_dict(broken)
         assert run.dual.lam == run.dual.storage.lam == lam
-
-
-@pytest.mark.parametrize("kind", sorted(PROBLEMS))
-def test_whoever_walks_takes_the_compiled_loop_where_it_applies(kind, monkeypatch):
-    problem, held_out = PROBLEMS[kind](1), Items(PROBLEMS[kind](2))
-    monkeypatch.setattr(training, "TorchLoop", None)
-    assert regularization_path(problem.head, Items(problem), epsilon=0.2, lam_min=1.0).certified
-    choice = choose_lam(problem.head, Items(problem), held_out, [4.0, 1.0], tolerance=0.05)
-    assert all(point.certificate.gap <= 0.05 for point in choice.points)
 
 
 def without_influence() -> Problem:

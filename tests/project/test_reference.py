@@ -1,14 +1,11 @@
 """Every public name has an example that runs, and stands in the reference once."""
 
-import ast
 import doctest
 import importlib
 import importlib.util
 import inspect
-import itertools
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -182,40 +179,3 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     [contents] = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
     pages = [line for line in contents.splitlines() if line and not line.startswith(":")]
     assert sorted(pages) == sorted(page.stem for page in REFERENCE.glob("*.md") if page.stem != "index")
-
-
-def documented() -> Iterator[tuple[str, str, str]]:
-    """Of every docstring that autodoc may show: what has it, where, and its text."""
-    root = REFERENCE.parents[1]
-    for path in sorted(path for room in ("torchssvm", "datasets", "models") for path in (root / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
-                is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
-                yield "property" if is_property else "function", f"{path}:{node.lineno}", text
-            for before, after in itertools.pairwise(getattr(node, "body", []) if hasattr(node, "name") else []):
-                is_attribute = isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr)
-                if is_attribute and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-                    yield "attribute", f"{path}:{after.lineno}", inspect.cleandoc(after.value.value)
-
-
-def test_the_site_takes_no_text_before_a_colon_for_a_type() -> None:
-    napoleon = pytest.importorskip("sphinx.ext.napoleon")
-    specification = importlib.util.spec_from_file_location("conf_of_docs", REFERENCE.parent / "conf.py")
-    assert specification is not None
-    assert specification.loader is not None
-    conf = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(conf)
-
-    def is_split(what: str, lines: list[str]) -> bool:
-        shown = str(napoleon.GoogleDocstring(lines, napoleon.Config(), what=what, name="name"))
-        return ":type:" in shown or ":rtype:" in shown
-
-    split, would_be = [], 0
-    for what, where, text in documented():
-        lines = text.splitlines()
-        would_be += is_split(what, list(lines))
-        conf._no_types(None, what, "name", None, None, lines)
-        if is_split(what, lines):
-            split.append(where)
-    assert would_be > 16
-    assert not split

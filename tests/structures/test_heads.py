@@ -174,21 +174,16 @@ def test_states_of_dense_heads_and_of_heads_on_lists_are_not_confused(dense, spa
 class TestPotentials:
     def test_wrong_arguments_are_quoted(self):
         t = torch.zeros(2, 3)
-        for arguments, words in [
-            (({"a": t, "b": torch.zeros(3, 3)},), "tensors|axis"),
-            ((torch.tensor(1.0),), "tensors|axis"),
-            ((t, torch.tensor([1])), "lengths"),
-            ((t, torch.tensor([1.0, 2.0])), "lengths"),
-        ]:
-            with pytest.raises(ValueError, match=words):
-                Potentials(*arguments)
-        with pytest.raises(ValueError, match="ragged"):
-            Potentials(t, torch.tensor([1, 1]), ragged={"other": 0})
-        with pytest.raises(ValueError, match="lengths"):
-            Potentials(t, ragged={"potentials": 0})
-        for wrong in ([1.0], {}, {"a": 1.0}, None):
-            with pytest.raises(TypeError, match="tensors"):
-                Potentials(wrong)
+        for call, argument in (
+            (lambda: Potentials({"a": t, "b": torch.zeros(3, 3)}), "tensors|axis"),
+            (lambda: Potentials(torch.tensor(1.0)), "tensors|axis"),
+            (lambda: Potentials(t, torch.tensor([1])), "lengths"),
+            (lambda: Potentials(t, torch.tensor([1, 1]), ragged={"other": 0}), "ragged"),
+            (lambda: Potentials(t, ragged={"potentials": 0}), "lengths"),
+            *((lambda wrong=wrong: Potentials(wrong), "tensors") for wrong in ([1.0], {}, {"a": 1.0}, None)),
+        ):
+            with pytest.raises((TypeError, ValueError), match=argument):
+                call()
 
     def test_select_and_detach(self):
         weight = torch.randn(3, 2, requires_grad=True)

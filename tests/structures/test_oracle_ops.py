@@ -33,13 +33,10 @@ AXES = st.sampled_from(["shared", "chain", "position", "expanded", "positions ex
 
 
 @pytest.fixture
-def two_threads(monkeypatch):
+def two_threads(monkeypatch, set_threads):
     """Several ranges for however little work."""
     monkeypatch.setattr(launch, "GRAIN", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    set_threads(2)
 
 
 @examples(120)

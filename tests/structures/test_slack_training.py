@@ -30,10 +30,9 @@ from torchssvm import (
     check,
 )
 from torchssvm.core.batch import apply_head
-from torchssvm.core.structure import Decoding
 from torchssvm.path import start_at_largest_lam
 from torchssvm.steps import Away, Hybrid, MaxOracle
-from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryClass, EveryLossLevel
+from torchssvm.structures.slack_rescaling import BruteForceSearch
 
 SEEDS = st.integers(0, 2**31 - 1)
 STORAGES = {"mean_parts": MeanParts, "weights": Weights}
@@ -192,24 +191,6 @@ def test_a_loss_that_does_not_decompose():
         optim.step()
     gaps.append(certify(head, dual, [batch]).gap)
     assert 0 <= gaps[1] < 0.2 * gaps[0]
-
-
-def test_check_finds_an_oracle_of_margin_rescaling():
-    class Margin(EveryClass):
-        def __call__(self, structure, potentials, target):
-            return Decoding(structure.augmented_argmax(potentials, target).labeling)
-
-    class Boastful(EveryLossLevel):  # looks at the targets alone
-        def __call__(self, structure, potentials, target):
-            return Decoding(target, torch.zeros(len(target), dtype=torch.float64))
-
-    cost = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 4.0], [1.0, 4.0, 0.0]])
-    problem = multiclass(2, n=30, cost=cost)
-    report = check(problem.head, SlackRescaling(problem.structure, Margin()), problem.batch(range(30)))
-    assert "augmented_argmax finds the best output" in [f.name for f in report.findings if f.problem]
-    words = chain(4, n=40, states=3, longest=4)
-    report = check(words.head, SlackRescaling(words.structure, Boastful()), words.batch(range(40)))
-    assert [f.name for f in report.findings if f.problem] == ["augmented_argmax finds the best output"]
 
 
 def test_a_checkpoint_goes_on_to_the_same_bits_and_not_without_rescaling():

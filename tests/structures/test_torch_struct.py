@@ -279,11 +279,7 @@ def with_entry(place, value):
     ("call", "error", "argument"),
     [
         *(
-            (
-                lambda name=name, shape=shape: decode(TorchStruct(getattr(torch_struct, name)), zeros(*shape)),
-                ValueError,
-                "potentials",
-            )
+            (lambda name=name, shape=shape: decode(structure_of(name), zeros(*shape)), ValueError, "potentials")
             for name, shape in (
                 ("LinearChainCRF", (2, 3, 2, 3)),
                 ("SemiMarkovCRF", (2, 3, 1, 2, 2)),
@@ -294,13 +290,7 @@ def with_entry(place, value):
         (lambda: decode(chain_batch()[0], zeros(2, 3, 2, 2, lengths=[3, 5])), ValueError, "lengths"),
         (lambda: decode(chain_batch()[0], Potentials(torch.full((1, 3, 2, 2), torch.nan))), ValueError, "finite"),
         (lambda: TorchStruct(CHAIN).marginals(Potentials(torch.full((1, 3, 2, 2), 2e4))), ValueError, "potentials"),
-        (
-            lambda: decode(
-                TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=0.5), Potentials(torch.ones(1, 2))
-            ),
-            RuntimeError,
-            "argmax",
-        ),
+        (lambda: decode(HALVES, Potentials(torch.ones(1, 2))), RuntimeError, "argmax"),
         (lambda: with_target(lambda target: target.tolist()), TypeError, "target"),
         (lambda: with_target(lambda target: target[:, :2]), ValueError, "target"),
         (lambda: with_entry((1, 0, 0, 0), 2.0), ValueError, "target"),

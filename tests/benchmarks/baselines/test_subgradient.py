@@ -105,16 +105,3 @@ def test_averages_converge_to_the_optimum_from_above(kind):
         assert found == pytest.approx(optimum + late, abs=1e-11)
         assert late < 0.3 * early, average
         assert found <= 1.03 * optimum, average
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_weight_decay_is_lam_for_sgd_and_adam(kind):
-    """torch adds ``weight_decay w`` to the gradient: that of ``lam/2 |w|^2``. (AdamW shrinks the weights instead.)"""
-    problem = chain(4, lam=0.2)
-    decayed = Descent(problem.copy(), lambda params: kind(params, lr=0.1, weight_decay=problem.lam))
-    explicit = Descent(problem.copy(), lambda params: kind(params, lr=0.1), regularised=True)
-    for k in range(30):
-        decayed.step([k % problem.n])
-        explicit.step([k % problem.n])
-    torch.testing.assert_close(decayed.weights(), explicit.weights())
-    assert decayed.weights().abs().max() > 0.01

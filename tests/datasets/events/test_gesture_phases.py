@@ -132,14 +132,6 @@ def test_files_are_unpacked_from_one_download(published, tmp_path, monkeypatch):
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("content", [b"<html>", packed({**TEXTS, "a1_raw.csv": "other"})])
-def test_a_download_of_something_else(published, tmp_path, monkeypatch, content):
-    monkeypatch.setattr(files_module, "_download", lambda _: content)
-    with pytest.raises(RuntimeError, match=r"a1_raw.csv"):
-        GesturePhases(root=tmp_path)
-    assert not list(tmp_path.rglob("*.csv"))
-
-
 def test_the_published_files():
     try:
         for name in TEXTS:

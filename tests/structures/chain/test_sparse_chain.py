@@ -213,20 +213,6 @@ def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps)
     assert not torch.equal(head.emission[named], before[named])
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_norm_is_kept_up_to_date(compiled, monkeypatch):
-    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
-    data = problem()
-    head, dual, _ = train(True, data, epochs=6)
-    if compiled:
-        loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
-        for _ in range(3):
-            loop.step(EXAMPLES)
-            loop.visit(torch.arange(3))
-    exact = sum(float(p.detach().square().sum()) for p in head.parameters()) ** 0.5
-    assert dual.held_norm == pytest.approx(exact, rel=1e-12)
-
-
 def test_weights_and_gradients_changed_by_others_are_noticed(monkeypatch):
     monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
     data = problem()

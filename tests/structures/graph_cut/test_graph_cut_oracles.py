@@ -117,18 +117,14 @@ def test_repulsive_edges_are_refused_by_minimum_cuts():
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing(threads, monkeypatch):
+def test_threads_change_nothing(threads, monkeypatch, set_threads):
     random = rng(3)
     potentials = random_potentials(random, 40, most=30, attractive=False)
     attractive = potentials.replace({**potentials.tensors, "edge": potentials["edge"].abs()})
     monkeypatch.setattr("torchssvm.structures.graph_cut.oracle._GRAIN", 1.0)
     one = solved(attractive, min_cut), *solved(potentials, roof_dual)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        several = solved(attractive, min_cut), *solved(potentials, roof_dual)
-    finally:
-        torch.set_num_threads(threads_before)
+    set_threads(threads)
+    several = solved(attractive, min_cut), *solved(potentials, roof_dual)
     assert all(torch.equal(a, b) for a, b in zip(one, several, strict=True))
 
 

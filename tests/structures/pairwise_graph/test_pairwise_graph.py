@@ -134,15 +134,11 @@ def test_tightened_cycles_close_gaps_that_messages_leave():
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing(threads):
+def test_threads_change_nothing(threads, set_threads):
     potentials = random_potentials(rng(3), 12, most=8)
-    threads_before = torch.get_num_threads()
     one = PairwiseGraph(3, MESSAGES).argmax(potentials)
-    torch.set_num_threads(threads)
-    try:
-        several = PairwiseGraph(3, MESSAGES).argmax(potentials)
-    finally:
-        torch.set_num_threads(threads_before)
+    set_threads(threads)
+    several = PairwiseGraph(3, MESSAGES).argmax(potentials)
     assert torch.equal(one.labeling.labels, several.labeling.labels)
     assert torch.equal(one.bound, several.bound)
 

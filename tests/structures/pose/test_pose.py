@@ -1,10 +1,8 @@
 """Poses: the structure and its head."""
 
-import functools
-
 import pytest
 import torch
-from cases.bounded import Bounded, limits, optimum_within
+from cases.bounded import Bounded
 from cases.head_cases import HeadTestCase
 from cases.poses import all_outputs, as_maps, definition, pose_problem, pose_reference, tiny_pose, truncated_distance
 from cases.problems import examples, rng
@@ -180,26 +178,13 @@ class TestLinearPose(HeadTestCase):
 PROBLEM = {"n": 3, "lam": 0.3, "parent": (1, -1), "grid": (2, 3), "spreads": True, "size": 2.0}
 
 
-def train(problem, storage, direction=None, oracle=None, *, bounded, tolerance):
-    bounds = problem.head.bounds if bounded else {}
-    training = Bounded(problem, bounds, storage=storage, direction=direction, oracle=oracle)
-    return training.until(tolerance, passes=300)
-
-
-@functools.cache
-def solved(bounded):
-    """The optimum and its weights, with or without the bounds of the head."""
-    problem = pose_problem(1, **PROBLEM)
-    return optimum_within(pose_reference(problem), *limits(problem, problem.head.bounds if bounded else {}))
-
-
 @pytest.mark.slow
 def test_both_forms_of_maps_and_float32_are_trained_alike():
-    best, _ = solved(False)
+    best = pose_reference(pose_problem(1, **PROBLEM)).optimum()
     problem = pose_problem(1, dtype=torch.float32, **PROBLEM)
     plain = problem.batch
     problem.batch = lambda rows: as_maps(plain(rows), problem.structure)
-    certificate = train(problem, Labelings(), Corrective(), bounded=False, tolerance=1e-4)
+    certificate = Bounded(problem, {}, storage=Labelings(), direction=Corrective()).until(1e-4, passes=300)
     assert certificate.gap <= 1e-4
     assert certificate.dual <= best + 1e-5 <= certificate.primal + 2e-5
 
