@@ -81,14 +81,14 @@ def test_solvers_measure_the_same_problem():
             solvers.torch_loop(side="torch loop, batches of 64", gap=0.9, **{**task, "max_seconds": 0.0})
         ],
     }
-    for name, (found,) in runs.items():
-        last = found["checks"][-1]
+    for name, (result,) in runs.items():
+        last = result["checks"][-1]
         assert last["primal"] - last["dual"] == pytest.approx(last["gap"], abs=1e-6), name
         assert last["dual"] <= 0.1651  # the optimum lies between 0.16502 and 0.16504
         assert last["primal"] >= 0.165
         assert last["visits"] > 0
         assert last["gap"] <= 0.4 or name.startswith("torch loop")
-        seconds = [check["seconds"] for check in found["checks"]]
+        seconds = [check["seconds"] for check in result["checks"]]
         assert seconds == sorted(seconds)
     assert runs["yardstick"][0]["checks"][0]["visits"] == 626 + 9 * 620
 
@@ -96,15 +96,15 @@ def test_solvers_measure_the_same_problem():
 def test_descents_lower_the_primal():
     known = {"size": "small", "lam": 0.01, "seed": 0}
     for options in baselines.OURS.values():
-        found = descent.bcfw(**options, epochs=12.0, target=0.5, **known)
-        values = [point["primal"] for point in found["curve"]]
+        result = descent.bcfw(**options, epochs=12.0, target=0.5, **known)
+        values = [point["primal"] for point in result["curve"]]
         assert 0.165 < values[-1] < values[0]
         assert min(values[:-1]) > 0.5  # it ends where it has come to the target
-        assert 0.0 < found["test_error"] < 0.5
+        assert 0.0 < result["test_error"] < 0.5
     for optimizer, lr in (("Adam", 0.003), ("SGD", 0.03)):
-        found = descent.hinge(optimizer, lr, 2, points=2, **known)
-        assert 0.165 < found["curve"][-1]["primal"] < 1.0 == found["curve"][0]["primal"]
-        assert [round(point["passes"]) for point in found["curve"]] == [0, 1, 2]
+        result = descent.hinge(optimizer, lr, 2, points=2, **known)
+        assert 0.165 < result["curve"][-1]["primal"] < 1.0 == result["curve"][0]["primal"]
+        assert [round(point["passes"]) for point in result["curve"]] == [0, 1, 2]
 
 
 def test_chains_are_made_lazily_and_the_same_again():
@@ -125,19 +125,22 @@ def test_memory():
     del block
     assert 100 * 2**20 < memory.resident("VmHWM") - base < 300 * 2**20  # the system may take back pages meanwhile
     for kind in ("compiled", "torch"):
-        found = memory.synthetic(kind, 300)
-        assert found["peak"] >= 0.0
-        assert found["must"] == 4 * 300 * (5 * 20 + 5 * 10 + 10 * 10) + 8 * 300 * 5
-        assert found["seconds"] > 0.0
+        result = memory.synthetic(kind, 300)
+        assert result["peak"] >= 0.0
+        assert result["must"] == 4 * 300 * (5 * 20 + 5 * 10 + 10 * 10) + 8 * 300 * 5
+        assert result["seconds"] > 0.0
 
 
 def test_roofline_and_exact_pass():
     shape = roofline.ocr_shape("small")
     assert (shape.examples, shape.tokens) == (626, 4617)
-    found = {"runs": [roofline.roofline("small", 0.01, 1, True, 0)], "problem": {"size": "small"}}
-    assert all(row[3] > 1.0 for row in roofline.summarise(found).tables[2].rows)  # nothing is faster than the machine
-    found = {"runs": [json.loads(json.dumps(exact.certificates("small", 0.01, 1, True)))], "problem": {"size": "small"}}
-    assert all(row[3] > 1.0 for row in exact.summarise(found).tables[0].rows)
+    result = {"runs": [roofline.roofline("small", 0.01, 1, True, 0)], "problem": {"size": "small"}}
+    assert all(row[3] > 1.0 for row in roofline.summarise(result).tables[2].rows)  # nothing is faster than the machine
+    result = {
+        "runs": [json.loads(json.dumps(exact.certificates("small", 0.01, 1, True)))],
+        "problem": {"size": "small"},
+    }
+    assert all(row[3] > 1.0 for row in exact.summarise(result).tables[0].rows)
 
 
 def test_ways_to_train_prove_the_same_optimum():
@@ -145,8 +148,8 @@ def test_ways_to_train_prove_the_same_optimum():
     pytest.importorskip("qpsolvers")
     solvers = ["gap FW", "multi-plane pairwise", "one-slack", "exponentiated gradient", "subgradient"]
     options = {"solvers": solvers, "lam": [0.01], "seeds": 1, "gap": 0.6, "max_seconds": 0.5}
-    _, found = measured("compare", options)
-    for name, (one,) in found["runs"]["0.01"].items():
+    _, results = measured("compare", options)
+    for name, (one,) in results["runs"]["0.01"].items():
         last = one["checks"][-1]
         assert last["primal"] >= 0.165, name
         assert last["dual"] <= 0.1651, name
@@ -156,8 +159,8 @@ def test_ways_to_train_prove_the_same_optimum():
 
 def test_the_path_and_a_grid():
     options = {"ways": ["path", "warm-cache"], "epsilon": 0.6, "powers": 1, "verify": 3, "max_passes": 100.0}
-    _, found = measured("path", options)
-    path, warm = (found["runs"][way] for way in options["ways"])
+    _, results = measured("path", options)
+    path, warm = (results["runs"][way] for way in options["ways"])
     assert path["lowest"] <= 0.5
     assert len(path["verified"]) == 3
     for row in path["verified"]:
@@ -168,8 +171,8 @@ def test_the_path_and_a_grid():
 
 def test_choosing():
     options = {"tasks": ["OCR-small"], "multiples": {"OCR-small": [300, 100]}, "gap_at": {"OCR-small": 100}}
-    _, found = measured("choosing", {**options, "shares": [0.5, 0.05], "seeds": 1})
-    own = found["OCR-small"]
+    _, results = measured("choosing", {**options, "shares": [0.5, 0.05], "seeds": 1})
+    own = results["OCR-small"]
     assert [row["lam"] * 626 for row in own["rows"]] == pytest.approx([300.0, 100.0])
     assert 100.0 / 626 / 10 < own["guess"] < 100.0 / 626
     assert all(70.0 < row["score"] < 85.0 and row["gap"] <= 0.01 for row in own["rows"])
@@ -183,8 +186,8 @@ def test_joint_training_by_all_ways(monkeypatch):
     few = whole._replace(test=joint.part(whole.test, torch.arange(30)))
     monkeypatch.setitem(joint.TASKS, "ocr", lambda: few)
     once = {"pretraining": {"ocr": 1}, "epochs": {"ocr": 1}, "lam": {"ocr": 0.01}}
-    part, found = measured("joint", {"tasks": ["ocr"], "seeds": 2, "size": 40, **once})
-    for run in found["runs"]["ocr"]:
+    part, results = measured("joint", {"tasks": ["ocr"], "seeds": 2, "size": 40, **once})
+    for run in results["runs"]["ocr"]:
         assert run.keys() == {"tokens", "pretraining", *part.SIDES}
         assert all(len(run[side]["wrong"]) == 30 and run[side]["cpu_seconds"] > 0.0 for side in part.SIDES)
         recipe = run["recipe"]
@@ -198,9 +201,9 @@ def test_kernels_beside_the_linear_head(monkeypatch):
         return PaddedDataset(words.x[:300], words.y[:300], words.lengths[:300])
 
     monkeypatch.setattr(part_of("kernel"), "OCR", few)
-    _, found = measured("kernel", {"gap": 0.9, "max_passes": 3.0, "linear_lams": [0.3]})
-    assert len(found["runs"]) == 3
-    assert all(one["gap"] < 1.0 and 0.0 < one["letter_error"] < 1.0 for one in found["runs"].values())
+    _, results = measured("kernel", {"gap": 0.9, "max_passes": 3.0, "linear_lams": [0.3]})
+    assert len(results["runs"]) == 3
+    assert all(one["gap"] < 1.0 and 0.0 < one["letter_error"] < 1.0 for one in results["runs"].values())
 
 
 def test_classes_beside_liblinear():
@@ -209,16 +212,16 @@ def test_classes_beside_liblinear():
     for data in part.DATA:
         one = part.both(data, tol=0.05, share=0.02, repeats=1)
         assert one["gap"] <= 0.05
-    found = {"data": {"dense": one}, "compiling": 1.0}
-    assert len(part.summarise(found).tables[0].rows) == 1
+    result = {"data": {"dense": one}, "compiling": 1.0}
+    assert len(part.summarise(result).tables[0].rows) == 1
 
 
 def test_decisions_are_compared_by_regret(monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setattr(part_of("decisions"), "TEST", 30)
     options = {"kinds": ["path", "knapsack"], "degrees": [4], "n": [24], "items": 6, "seeds": 1, "max_passes": 20}
-    _, found = measured("decisions", options, quick=True)
-    for row in found["rows"]:
+    _, results = measured("decisions", options, quick=True)
+    for row in results["rows"]:
         for side in ("zero", "least-squares", "two_stages"):
             (run,) = row["runs"][side]
             assert 0.0 <= run["regret"] < 1.0
@@ -237,13 +240,13 @@ def test_simulated_ranks_stand_for_processes(monkeypatch):
         "simulated": {"cuts": [[1, 1], [2, 1]]},
         "numbers": [7],
     }
-    part, found = measured("distributed", options, quick=True)
-    alone, three = (found["runs"]["cuts"][name][0] for name in ("1 x 1", "3 x 1"))
+    part, results = measured("distributed", options, quick=True)
+    alone, three = (results["runs"]["cuts"][name][0] for name in ("1 x 1", "3 x 1"))
     assert max(alone["end"]["dual"], three["end"]["dual"]) <= min(alone["end"]["primal"], three["end"]["primal"])
     assert alone["rounds"] == alone["bytes"] == 0
     assert three["bytes"] > 3 * 8 * three["rounds"]
     assert 0.0 <= three["rho"] <= 3.0
-    two = found["models"]["cuts"]["2 x 1"]
+    two = results["models"]["cuts"]["2 x 1"]
     assert two["collectives"] >= two["rounds"]
     assert two["all_bytes"] >= two["bytes"] > 0
 

@@ -23,13 +23,13 @@ def test_every_part_runs_at_tiny_sizes(run_script, tmp_path):
     for side in ("device, batches of 4", "compiled, CPU"):
         assert "quick runs read no files" in missing.pop(f"CoNLL-2000: {side}")
     assert not missing
-    found = {row["what"]: row["found"] for row in rows}
-    assert found["two runs, compared in bits"]["same bits"] is True
-    assert found["box QP of 8 blocks"]["same bits"] is True
+    result = {row["what"]: row["found"] for row in rows}
+    assert result["two runs, compared in bits"]["same bits"] is True
+    assert result["box QP of 8 blocks"]["same bits"] is True
     for row in (row for row in rows if row["part"] == "kernels"):
         rounding = 1e-12 if row["what"].startswith("marginals") else 0.0  # the twin on the CPU sums in another order
         assert row["found"]["same bits"] in (True, False)
         assert row["found"].get("largest difference", 0.0) <= rounding, row["what"]
-    assert found["each kernel again in other orders"]["exit status"] == 0
+    assert result["each kernel again in other orders"]["exit status"] == 0
     assert (tmp_path / "race.png").exists()
-    assert found["pytest"]["exit status"] == 0
+    assert result["pytest"]["exit status"] == 0

@@ -54,11 +54,11 @@ def test_every_tensor_is_pinned(monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor + 1)
     batch = nested()
-    found = pin_memory(batch)  # as a DataLoader(pin_memory=True) does
-    assert isinstance(found, Batch)
+    result = pin_memory(batch)  # as a DataLoader(pin_memory=True) does
+    assert isinstance(result, Batch)
     assert len(pinned) == 6
-    assert found.x["graph"][0].tolist() == [1, 2, 3, 4]
-    assert found.x["graph"][1][1] == "a word"
+    assert result.x["graph"][0].tolist() == [1, 2, 3, 4]
+    assert result.x["graph"][1][1] == "a word"
 
 
 def test_copies_and_workers_give_the_same_batch():

@@ -48,10 +48,10 @@ def test_compiled_digests_are_those_of_torch(seed, dtype):
     lengths = torch.randint(1, 5, (3,), generator=random)
     for target in (*leaves, tuple(leaves)):
         for own in (None, lengths):
-            found = digest_targets(target, own)
+            result = digest_targets(target, own)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("torchssvm.core.problem.fits_numba", lambda *_: False)
-                assert torch.equal(digest_targets(target, own), found)
+                assert torch.equal(digest_targets(target, own), result)
 
 
 def test_places_count_on_every_axis():

@@ -88,12 +88,12 @@ class OwnHeadCase:
             assert run.dual.value() == resumed.dual.value()
 
     def test_every_batch_gets_the_steps_that_it_can(self):
-        run, found = Run(self.make()), []
+        run, result = Run(self.make()), []
         for number, rows in enumerate(self.batches()):
             self.before(number, run.head)
             run.step((rows, self.inputs(rows)))
-            found += run.own_steps
-        assert found.count(False) == self.without
+            result += run.own_steps
+        assert result.count(False) == self.without
 
     def test_gradients_and_products_are_those_of_the_loop(self):
         head = self.make()
@@ -123,9 +123,9 @@ class OwnHeadCase:
                 run.loss(potentials, Y[rows], rows)
             return weakref.ref(run.head), weakref.ref(run.dual)
 
-        found = alive()
+        result = alive()
         gc.collect()
-        assert [each() for each in found] == [None, None]
+        assert [each() for each in result] == [None, None]
 
 
 class TestSharedTensors(OwnHeadCase):

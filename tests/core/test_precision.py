@@ -62,12 +62,12 @@ def test_a_product_and_its_gradients_are_full(shape, columns):
 
     expected = everything(nn.functional.linear)
     with lowered("high") as seen:
-        found = everything(product)
+        result = everything(product)
         assert seen.products >= 3
         assert not seen.rounded
         everything(nn.functional.linear)
         assert seen.rounded  # the setting is on
-    for mine, plain in zip(found, expected, strict=True):
+    for mine, plain in zip(result, expected, strict=True):
         largest = float(plain.detach().abs().max()) if plain.numel() else 0.0  # sums in another order, which cancel
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5 * (1 + largest))
 
@@ -95,13 +95,17 @@ def wide(kind, **options):
 def history(problem, **options):
     training = problem.train(**options)
     gaps = [training.step(rows.tolist()) for _ in range(3) for rows in torch.arange(problem.n).split(4)]
-    found = certify(training.head, training.dual, problem.everything(3))
+    certificate = certify(training.head, training.dual, problem.everything(3))
     training.step([0, 1, 2])
     change = 0.0
     if not training.dual.storage.needs_gradients:
         change = recompute_weights(training.head, training.dual, problem.everything(3))
     objective = primal(training.head, problem.structure, problem.everything(3), problem.lam)
-    return gaps, [found.primal, found.dual, found.gap, found.drift, change, objective.value], training.snapshot()
+    return (
+        gaps,
+        [certificate.primal, certificate.dual, certificate.gap, certificate.drift, change, objective.value],
+        training.snapshot(),
+    )
 
 
 @pytest.mark.parametrize("setting", ["high", "medium"])
@@ -119,10 +123,10 @@ def test_training_and_certificates_are_the_same_to_the_bit(kind, options, settin
     problem = wide(kind)
     expected = history(problem.copy(), **{name: make() for name, make in options.items()})
     with lowered(setting) as seen:
-        found = history(problem.copy(), **{name: make() for name, make in options.items()})
+        result = history(problem.copy(), **{name: make() for name, make in options.items()})
     assert not seen.rounded
     assert seen.products > 10
-    assert_same(found, expected)
+    assert_same(result, expected)
 
 
 def test_the_box_qp_of_a_device_is_the_same_to_the_bit(monkeypatch):
@@ -131,9 +135,9 @@ def test_the_box_qp_of_a_device_is_the_same_to_the_bit(monkeypatch):
     problem = wide("chain")
     expected = history(problem.copy())
     with lowered("high") as seen:
-        found = history(problem.copy())
+        result = history(problem.copy())
     assert not seen.rounded
-    assert_same(found, expected)
+    assert_same(result, expected)
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -142,9 +146,9 @@ def test_heads_without_an_adjoint_are_certified_in_full_precision(batched):
     problem = wide("chain", adjoint=False)
     expected = history(problem.copy(), sweeps=5 if batched else 0)
     with lowered("high") as seen:
-        found = history(problem.copy(), sweeps=5 if batched else 0)
+        result = history(problem.copy(), sweeps=5 if batched else 0)
     assert not seen.rounded
-    assert_same(found, expected)
+    assert_same(result, expected)
 
 
 class Own(nn.Module):
@@ -187,10 +191,10 @@ def test_a_users_head_is_certified_in_full_precision():
     value = primal(training.head, problem.structure, problem.everything(4), problem.lam).value
     training.dual.load_state_dict(other)
     with lowered("high") as seen:
-        found = certify(training.head, training.dual, problem.everything(4), refresh=False)
+        certificate = certify(training.head, training.dual, problem.everything(4), refresh=False)
         again = primal(training.head, problem.structure, problem.everything(4), problem.lam).value
     assert not seen.rounded
-    assert (found.primal, found.dual, found.drift) == (expected.primal, expected.dual, expected.drift)
+    assert (certificate.primal, certificate.dual, certificate.drift) == (expected.primal, expected.dual, expected.drift)
     assert again == value
 
 
@@ -206,17 +210,17 @@ def test_features_below_a_head_stay_in_the_precision_of_the_process():
         training.step(Batch(x[:4], problem.y[:4], torch.arange(4)))
         seen.rounded.clear()
         seen.products = 0
-        found = certify(model, training.dual, problem.everything())
+        certificate = certify(model, training.dual, problem.everything())
         assert len(seen.rounded) == 1  # the one product of the features
         alone = certify(training.head, training.dual, [Batch(x, problem.y, torch.arange(len(x)))])
-    assert found.primal == alone.primal
+    assert certificate.primal == alone.primal
 
 
 def by_kernels(problem):
     model = kernel_svm(problem, RBF(0.02))
     steps = [model.visit(rows) for rows in torch.arange(problem.n).split(4)]
-    found = model.certify()
-    return steps, found.primal, found.dual, model.update_head().state_dict()
+    certificate = model.certify()
+    return steps, certificate.primal, certificate.dual, model.update_head().state_dict()
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
@@ -224,7 +228,7 @@ def test_kernels_give_the_same_bits_too(kind):
     problem = wide(kind)
     expected = by_kernels(problem.copy())
     with lowered("high") as seen:
-        found = by_kernels(problem.copy())
+        result = by_kernels(problem.copy())
     assert not seen.rounded
     assert seen.products
-    assert_same(found, expected)
+    assert_same(result, expected)

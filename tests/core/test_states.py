@@ -20,17 +20,17 @@ def trained(**rules):
 
 def average():
     training = trained()
-    found = WeightedAverage.following(training.dual)
-    found.training = training.run([[0], [1]])
-    return found
+    result = WeightedAverage.following(training.dual)
+    result.training = training.run([[0], [1]])
+    return result
 
 
 def sampler():
     training = trained()
-    found = GapBatchSampler(training.dual, batch_size=2, chunk=1)
-    for rows, _ in zip(found, range(2), strict=False):
+    result = GapBatchSampler(training.dual, batch_size=2, chunk=1)
+    for rows, _ in zip(result, range(2), strict=False):
         training.step(rows)
-    return found
+    return result
 
 
 def compiled():

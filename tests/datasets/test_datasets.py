@@ -162,8 +162,8 @@ def test_datasets_of_one_kind_are_joined_and_numbered_anew():
     for one, other in zip(in_order(joined, batch_size=3), in_order(whole, batch_size=3), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert sorted(len(part) for part in hold_out(joined, 0.3)) == [3, 6]
-    found = [solve(LinearChain(2, 3), data, 0.3, progress=False) for data in (joined, whole)]
-    assert found[0].primal == pytest.approx(found[1].primal, rel=0.01)
+    certificate = [solve(LinearChain(2, 3), data, 0.3, progress=False) for data in (joined, whole)]
+    assert certificate[0].primal == pytest.approx(certificate[1].primal, rel=0.01)
     others = PaddedDataset(x, y)  # without lengths, which has another collate
     head, nested = LinearChain(2, 3), ConcatDataset([ConcatDataset(parts[:1]), parts[1]])
     assert str(evaluate(head, head.structure, nested)) == str(evaluate(head, head.structure, whole))

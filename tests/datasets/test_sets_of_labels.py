@@ -53,8 +53,8 @@ def test_they_reach_the_losses():
         for p in head.parameters():
             p.normal_(generator=torch.Generator().manual_seed(1))
     (batch,) = in_order(data)
-    found = SoftmaxMargin(structure)(head(batch.x, batch.lengths), batch.y)
-    assert float(found) == pytest.approx(enumerated(head, data, margin), rel=1e-5)
+    result = SoftmaxMargin(structure)(head(batch.x, batch.lengths), batch.y)
+    assert float(result) == pytest.approx(enumerated(head, data, margin), rel=1e-5)
     report = latent(head, data, 1.0, structure=structure, tolerance=Relative(0.3), rounds=2)
     norm = sum(float(p.detach().double().square().sum()) for p in head.parameters())
     assert report.objectives[-1] == pytest.approx(0.5 * norm + enumerated(head, data, hinge), rel=1e-4)

@@ -116,10 +116,10 @@ def test_at_once_it_decodes_as_the_structure(kind: str, whole: bool) -> None:
         elif whole:
             batch = (SparseFeatures(batch[0].columns), *batch[1:])
         if whole and kind == "label sets":  # several sets may be best: the same score is asked for
-            mine, found = decoder(*batch), head.structure.argmax(head(*batch))
+            mine, labels = decoder(*batch), head.structure.argmax(head(*batch))
             score = head.structure._scores(head(*batch), mine.unsqueeze(1)).squeeze(1)
-            assert found.exact
-            torch.testing.assert_close(score, found.value)
+            assert labels.exact
+            torch.testing.assert_close(score, labels.value)
         else:
             assert torch.equal(decoder(*batch), head.structure.decode(head(*batch)))
 
@@ -129,17 +129,17 @@ def exported_once(kind: str) -> tuple:
     """A decoder, batches of any size, and the decoder exported."""
     make, draw, sizes = KINDS[kind]
     decoder = Decoder(with_weights(make()))
-    found = batches(draw, 20)
-    return decoder, found, export(decoder, largest(found), dynamic_shapes=sizes)
+    result = batches(draw, 20)
+    return decoder, result, export(decoder, largest(result), dynamic_shapes=sizes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chain", "lists", "tree", "classes", "label sets"])
 def test_exported_with_any_batch_and_length(kind: str) -> None:
-    decoder, found, program = exported_once(kind)
+    decoder, result, program = exported_once(kind)
     assert "torchssvm" not in str({node.target for node in program.graph.nodes})
     exported = program.module()
-    for batch in found:
+    for batch in result:
         assert torch.equal(exported(*batch), decoder(*batch))
 
 
@@ -170,11 +170,11 @@ def test_onnx(kind: str, tmp_path) -> None:
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package)
     runtime = pytest.importorskip("onnxruntime")
-    decoder, found, program = exported_once(kind)
+    decoder, result, program = exported_once(kind)
     torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx")
     names = [one.name for one in session.get_inputs()]
-    for batch in found:
+    for batch in result:
         (labels,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)})
         assert torch.equal(torch.from_numpy(labels), decoder(*batch))
 
@@ -183,9 +183,9 @@ def test_label_sets_by_messages_where_no_pair_is_negative() -> None:
     head = with_weights(LinearMultilabel(F, 8))
     decoder = Decoder(head, Multilabel(8, decoder=MessagePassing()))
     x = torch.randn(50, F)
-    found = head.structure.argmax(head(x))  # branch and bound
-    assert found.exact
-    assert torch.equal(decoder(x), found.labeling)
+    labels = head.structure.argmax(head(x))  # branch and bound
+    assert labels.exact
+    assert torch.equal(decoder(x), labels.labeling)
 
 
 def test_sparse_label_sets() -> None:
@@ -199,9 +199,9 @@ def test_label_sets_whose_pairs_repel_are_local_optima() -> None:
     with torch.no_grad():
         head.pairwise.neg_()
     x = torch.randn(40, F)
-    potentials, found = head(x), Decoder(head)(x)
-    flips = [found] + [
-        found ^ ((torch.arange(6) == i) | (torch.arange(6) == j)).long() for i in range(6) for j in range(i + 1)
+    potentials, result = head(x), Decoder(head)(x)
+    flips = [result] + [
+        result ^ ((torch.arange(6) == i) | (torch.arange(6) == j)).long() for i in range(6) for j in range(i + 1)
     ]
     scores = head.structure._scores(potentials, torch.stack(flips, 1))
     assert torch.all(scores[:, 0] >= scores.amax(1) - 1e-9)
@@ -227,8 +227,8 @@ def test_slack_rescaling_decodes_as_what_it_wraps() -> None:
     chain = Chain(K)
     head = with_weights(LinearChain(F, K))
     x, lengths = torch.randn(3, N, F), torch.tensor([7, 3, 1])
-    found = Decoder(head, SlackRescaling(chain, EveryLossLevel()))(x, lengths)
-    assert torch.equal(found, chain.decode(head(x, lengths)))
+    result = Decoder(head, SlackRescaling(chain, EveryLossLevel()))(x, lengths)
+    assert torch.equal(result, chain.decode(head(x, lengths)))
 
 
 class Signs(Structure):

@@ -72,13 +72,13 @@ def trained(request: pytest.FixtureRequest) -> nn.Module:
 @pytest.mark.parametrize("trained", HEADS, indirect=True)
 def test_the_same_head_again(trained: nn.Module, tmp_path) -> None:
     save_model(tmp_path / "model.safetensors", trained)
-    found = load_head(tmp_path / "model.safetensors")
-    assert type(found.head) is type(trained)
-    assert found.structure.same_as(trained.structure)
-    assert (found.labels, found.vocabulary) == (None, None)
+    saved = load_head(tmp_path / "model.safetensors")
+    assert type(saved.head) is type(trained)
+    assert saved.structure.same_as(trained.structure)
+    assert (saved.labels, saved.vocabulary) == (None, None)
     for name, weight in trained.state_dict().items():
-        assert torch.equal(found.head.state_dict()[name], weight)
-        assert found.head.state_dict()[name].dtype == weight.dtype
+        assert torch.equal(saved.head.state_dict()[name], weight)
+        assert saved.head.state_dict()[name].dtype == weight.dtype
 
 
 @pytest.mark.parametrize("trained", ["chain of rules"], indirect=True)
@@ -97,8 +97,8 @@ def test_label_sets_of_branch_and_bound_are_read_as_a_head(trained: nn.Module, t
     save_model(tmp_path / "sets", trained)
     with pytest.raises(TypeError, match="structure="):
         load_model(tmp_path / "sets")
-    found = load_head(tmp_path / "sets")
-    Decoder(found.head, Multilabel(3, decoder=MessagePassing()))
+    saved = load_head(tmp_path / "sets")
+    Decoder(saved.head, Multilabel(3, decoder=MessagePassing()))
 
 
 def test_probabilities_need_a_temperature(tmp_path) -> None:
@@ -129,8 +129,8 @@ def test_in_a_fresh_process_without_lightning_or_scikit_learn(trained: nn.Module
     out = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], check=True, capture_output=True, text=True, cwd=tmp_path
     ).stdout
-    found, imported, labels, size = json.loads(out)
-    assert found == trained.structure.decode(trained(SparseFeatures(columns))).tolist()
+    result, imported, labels, size = json.loads(out)
+    assert result == trained.structure.decode(trained(SparseFeatures(columns))).tolist()
     assert imported == []
     assert (labels, size) == (list("abcd"), 50)
 
@@ -234,12 +234,12 @@ def test_a_loaded_model_is_no_view_of_its_file(size, tmp_path) -> None:
     path, head = tmp_path / "model", SparseLinearChain(50, 4)
     nn.init.normal_(head.emission)
     save_model(path, head, vocabulary={"x": 2})
-    found = load_head(path)
+    saved = load_head(path)
     with open(path, "r+b") as file:  # as cp does over an existing file
         file.write(bytes(path.stat().st_size))
         file.truncate(size)
-    assert torch.equal(found.head.emission, head.emission)
-    assert found.vocabulary == {"x": 2}
+    assert torch.equal(saved.head.emission, head.emission)
+    assert saved.vocabulary == {"x": 2}
 
 
 def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_path) -> None:
@@ -252,6 +252,6 @@ def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_pa
         path.write_bytes(data[: chance.choice([len(data), chance.randrange(len(data))])])
         try:
             load_model(path)
-        except ValueError as found:
-            unnamed += not str(found).startswith(str(path))
+        except ValueError as error:
+            unnamed += not str(error).startswith(str(path))
     assert not unnamed

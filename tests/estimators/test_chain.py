@@ -83,12 +83,12 @@ def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
         fitted.calibrate(X[:1], [["a", "c"]])
     assert fitted.calibrate([X[2]], [y[2]]).temperature_ > 0.0  # one label only
     noisy = [*y[:3], ["ab"[y[3][0] == "a"], *y[3][1:]]]  # one is wrong: no temperature makes all certain
-    before, found = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], [], X[3]])
+    before, result = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], [], X[3]])
     assert fitted.predict(X) == before
-    assert found[1].shape == (0, 2)
+    assert result[1].shape == (0, 2)
     fitted.save(tmp_path / "model")
     served = load_head(tmp_path / "model").marginals(torch.as_tensor(np.array([X[0]]), dtype=torch.float32))
-    assert served.parts["emission"][0].numpy() == pytest.approx(found[0], abs=1e-6)
+    assert served.parts["emission"][0].numpy() == pytest.approx(result[0], abs=1e-6)
 
     def scores(rows):  # of all sequences of labels
         states = np.array(list(itertools.product(range(2), repeat=len(rows))))
@@ -98,7 +98,7 @@ def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
         pairs = fitted.transitions_[states[:, :-1], states[:, 1:]].sum(1)
         return states, emission[np.arange(len(rows)), states].sum(1) + pairs
 
-    for rows, own in zip((X[0], X[3]), (found[0], found[2]), strict=True):
+    for rows, own in zip((X[0], X[3]), (result[0], result[2]), strict=True):
         states, score = scores(rows)
         weight = np.exp(score / fitted.temperature_)
         expected = np.stack([weight @ (states == state) for state in range(2)], 1) / weight.sum()

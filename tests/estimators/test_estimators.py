@@ -60,15 +60,17 @@ def test_a_saved_model_predicts_the_same(made, tmp_path):
     decoder = load_model(tmp_path / "model.safetensors")
     assert decoder.labels == [str(label) for label in fitted.classes_]
     if made is _words:
-        found = decoder(*batch_of_names(X, fitted.vocabulary_))
+        labels = decoder(*batch_of_names(X, fitted.vocabulary_))
     elif made is _sequences:
-        found = decoder(pad_sequence([torch.tensor(rows) for rows in X], True), torch.tensor([len(rows) for rows in X]))
+        labels = decoder(
+            pad_sequence([torch.tensor(rows) for rows in X], True), torch.tensor([len(rows) for rows in X])
+        )
     else:
-        found = decoder(torch.tensor(X))
+        labels = decoder(torch.tensor(X))
     if kind is ChainSVC:
-        assert [[decoder.labels[state] for state in row if state >= 0] for row in found] == fitted.predict(X)
+        assert [[decoder.labels[state] for state in row if state >= 0] for row in labels] == fitted.predict(X)
     else:
-        assert [decoder.labels[code] for code in found] == fitted.predict(X).tolist()
+        assert [decoder.labels[code] for code in labels] == fitted.predict(X).tolist()
 
 
 def test_a_saved_head_of_label_sets_predicts_the_same(tmp_path):
@@ -151,15 +153,15 @@ def test_lam_is_one_over_C_n(case):
 
 def test_copies_predict_the_same(case):
     estimator, X, y = case
-    found = estimator.set_params(tol=0.1).fit(X, y).predict(X)
-    assert same(pickle.loads(pickle.dumps(estimator)).predict(X), found)
+    model = estimator.set_params(tol=0.1).fit(X, y).predict(X)
+    assert same(pickle.loads(pickle.dumps(estimator)).predict(X), model)
     file = io.BytesIO()
     joblib.dump(estimator, file)
     file.seek(0)
-    assert same(joblib.load(file).predict(X), found)
+    assert same(joblib.load(file).predict(X), model)
     with pytest.raises(NotFittedError):
         clone(estimator).predict(X)
-    assert same(clone(estimator).fit(X, y).predict(X), found)
+    assert same(clone(estimator).fit(X, y).predict(X), model)
 
 
 def test_searches_and_pipelines(case):
@@ -396,9 +398,9 @@ def test_scikit_learn_joins_the_predictions_of_sequences(model, equal):
     lengths = np.full(9, 3) if equal else np.arange(2, 11)
     X = [chance.normal(size=(n, 3)) for n in lengths]
     y = [["a", "b", *["ab"[int(row[0] > 0)] for row in rows[2:]]] for rows in X]
-    found = cross_val_predict(model, X, y, cv=3)
-    assert found.shape == (9,)
-    assert found[0] == model.fit(X[3:], y[3:]).predict(X[:1])[0]
+    labels = cross_val_predict(model, X, y, cv=3)
+    assert labels.shape == (9,)
+    assert labels[0] == model.fit(X[3:], y[3:]).predict(X[:1])[0]
     margins = cross_val_predict(model, X, params={"y": y}, cv=3, method="decision_function")
     assert [rows.shape for rows in margins] == [(n, 2) for n in lengths]
     assert margins[0] == pytest.approx(model.fit(X[3:], y[3:]).decision_function(X[:1])[0])

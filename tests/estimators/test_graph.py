@@ -90,8 +90,8 @@ def test_weights_have_the_dtype_of_the_features_and_graphs_without_edges_need_no
     assert (estimator.coef_.dtype, estimator.edge_coef_.dtype) == (dtype, dtype)
     assert estimator.edge_coef_.shape == (2, 3, 3)
     short = estimator.predict([(X[1][0], []), X[0]])
-    for found, other in zip(short, estimator.predict([X[1], X[0]]), strict=True):
-        assert np.array_equal(found, other)
+    for result, other in zip(short, estimator.predict([X[1], X[0]]), strict=True):
+        assert np.array_equal(result, other)
 
 
 def test_what_is_refused():

@@ -35,7 +35,7 @@ def test_the_objective_is_that_of_a_quadratic_program(anchor):
     model = PredictThenOptimize(SQUARE, 0.3, anchor=anchor, tol=1e-4, random_state=0).fit(x, costs)
     one = np.c_[x, np.ones(6)]
     base = np.linalg.lstsq(one, costs, rcond=None)[0].T if anchor != "zero" else np.zeros((4, 3))
-    found = np.c_[model.coef_, model.intercept_]
+    result = np.c_[model.coef_, model.intercept_]
 
     def objective(w, slack):
         return 0.15 * ((w.reshape(4, 3) - base) ** 2).sum() + slack.mean()
@@ -49,7 +49,7 @@ def test_the_objective_is_that_of_a_quadratic_program(anchor):
     start = np.r_[base.ravel(), spo_plus(one @ base.T, costs)]
     by_qp = minimize(lambda z: objective(z[:12], z[12:]), start, constraints={"type": "ineq", "fun": room}).fun
     own = model.certificate_
-    assert objective(found, spo_plus(model.predict(x), costs)) == pytest.approx(own.primal, rel=1e-6)
+    assert objective(result, spo_plus(model.predict(x), costs)) == pytest.approx(own.primal, rel=1e-6)
     assert own.dual - 1e-9 <= by_qp <= own.primal + 1e-6
     assert own.primal - own.dual <= 1e-4 * own.primal
 
@@ -128,15 +128,15 @@ class Choice:
 @pytest.mark.parametrize("quick", [True, False])
 def test_what_a_program_says_of_its_speed_chooses_the_solver(quick):
     x, costs = draw(20)
-    found = []
+    results = []
     for delay in (0.0, 1e-3):  # a clock says nothing
         program = OptModel(Choice())
         program.quick, solve = quick, program.solve
         program.solve = lambda *args, delay=delay, solve=solve: (time.sleep(delay), solve(*args))[1]
-        found.append(PredictThenOptimize(program, 0.1, tol=0.05, random_state=0).fit(x, costs))
-    assert found[0].structure_.quick_to_decode == quick
-    assert found[0].certificate_.relative_gap <= 0.05
-    assert np.array_equal(found[0].coef_, found[1].coef_)
+        results.append(PredictThenOptimize(program, 0.1, tol=0.05, random_state=0).fit(x, costs))
+    assert results[0].structure_.quick_to_decode == quick
+    assert results[0].certificate_.relative_gap <= 0.05
+    assert np.array_equal(results[0].coef_, results[1].coef_)
 
 
 def test_a_model_of_pyepo_maximises_and_is_checked():

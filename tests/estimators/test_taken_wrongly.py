@@ -153,8 +153,8 @@ ONES = np.eye(2, dtype=int)[np.arange(12) % 2]
     ],
 )
 def test_columns_of_classes_and_tables_are_taken(y, same):
-    found = MultilabelSVC(**QUICK).fit(ROWS, y)
-    assert np.array_equal(found.predict(ROWS), MultilabelSVC(**QUICK).fit(ROWS, same).predict(ROWS))
+    model = MultilabelSVC(**QUICK).fit(ROWS, y)
+    assert np.array_equal(model.predict(ROWS), MultilabelSVC(**QUICK).fit(ROWS, same).predict(ROWS))
     if same.ndim == 1 and isinstance(y, pd.Series):
         assert MultinomialSVC(**QUICK).fit(table(ROWS), y).score(ROWS, same) > 0.0
 
@@ -213,11 +213,11 @@ def series(values):
 def test_series_are_read_by_place(model, X, y):
     weights = [1.0, 0.0, 1.0, 2.0]
     same = clone(model).fit(X, y, weights)
-    found = clone(model).fit(series(X), series(y), weights)
-    assert np.array_equal(found.coef_, same.coef_)
-    assert list(map(list, found.predict(series(X)))) == list(map(list, same.predict(X)))
-    assert found.score(series(X), series(y)) == same.score(X, y)
-    assert found.score(X, [series(own) for own in y]) == same.score(X, y)
+    result = clone(model).fit(series(X), series(y), weights)
+    assert np.array_equal(result.coef_, same.coef_)
+    assert list(map(list, result.predict(series(X)))) == list(map(list, same.predict(X)))
+    assert result.score(series(X), series(y)) == same.score(X, y)
+    assert result.score(X, [series(own) for own in y]) == same.score(X, y)
 
 
 @pytest.mark.parametrize(("model", "X", "y"), SEQUENCES, ids=lambda case: type(case).__name__)

@@ -75,8 +75,8 @@ def test_the_estimator(run_here):
 
 def test_the_benchmark(small_corpus):
     options = {"min_count": [1], "lam": [10.0, 0.01], "share": 0.1, "iterations": [2, 10]}
-    _, found = measured("conll", options)
-    (one,) = found["found"]
+    _, results = measured("conll", options)
+    (one,) = results["found"]
     assert [point["lam"] for point in one["losses"]["wrong tags"]["search"]] == [10.0, 0.01]
     assert [point["lam"] for point in one["losses"]["divided by the length"]["search"]] == [200.0, 0.2]
     for run in one["losses"].values():

@@ -68,9 +68,9 @@ def test_a_network_below_the_graph_cuts(run_here, tmp_path):
 
 def test_the_benchmark(run_here):
     options = {"num_train": 8, "seeds": 2, "gap": 0.05, "solvers": ["uniform FW", "gap pairwise + cache"]}
-    _, found = measured("horses", options)
-    assert {name: len(several) for name, several in found["runs"].items()} == dict.fromkeys(options["solvers"], 2)
-    for name, several in found["runs"].items():
+    _, results = measured("horses", options)
+    assert {name: len(several) for name, several in results["runs"].items()} == dict.fromkeys(options["solvers"], 2)
+    for name, several in results["runs"].items():
         for one in several:
             checks = one["checks"]
             assert checks[0]["gap"] == pytest.approx(1.0, abs=1e-6)

@@ -53,9 +53,9 @@ def test_label_sets(run_script, data, tmp_path):
     assert report["relaxed_gap"] == pytest.approx(report["relaxed_primal"] - report["relaxed_dual"], abs=1e-12)
     assert report["dual"] <= report["relaxed_dual"] <= report["relaxed_primal"]
     assert report["num_weights"] == 8 * 5 + 5 + 10
-    found, nothing = re.findall(r"accuracy ([0-9.]+)", out.partition("test examples")[2])[:2]
-    assert float(found) > float(nothing)
-    assert report["test_loss"] == pytest.approx(1.0 - float(found), abs=1e-4)
+    result, nothing = re.findall(r"accuracy ([0-9.]+)", out.partition("test examples")[2])[:2]
+    assert float(result) > float(nothing)
+    assert report["test_loss"] == pytest.approx(1.0 - float(result), abs=1e-4)
     assert (folder / "interactions.png").stat().st_size > 10_000
 
 
@@ -67,9 +67,9 @@ def test_synthetic_chains(run_script, tmp_path):
     assert (report["n"], report["exact"]) == (60, True)
     assert "relaxed_gap" not in report  # chains are not relaxed
     assert report["num_weights"] == 12 * 12 + 12 * 12 + 12
-    found, usual, truth = (float(share) for share in re.findall(r"([0-9.]+) %", out))
-    assert truth < found < usual
-    assert 100 * report["test_token_error"] == pytest.approx(found, abs=0.01)
+    result, usual, truth = (float(share) for share in re.findall(r"([0-9.]+) %", out))
+    assert truth < result < usual
+    assert 100 * report["test_token_error"] == pytest.approx(result, abs=0.01)
 
 
 def test_words(run_script, tmp_path):
@@ -94,22 +94,22 @@ def measures():
 
 
 def test_the_benchmark(measures):
-    _, found = measured("large_outputs", {}, quick=True)
-    assert list(found["chains"]) == ["8", "20"]
-    for states, one in found["chains"].items():
+    _, results = measured("large_outputs", {}, quick=True)
+    assert list(results["chains"]) == ["8", "20"]
+    for states, one in results["chains"].items():
         assert len(one["visited"]) == len(one["pass_cpu_seconds"]) == 3
         assert 1.0 <= one["visited"][-1] <= int(states) ** 2
         assert one["gap"] >= 0.0
         assert one["dual_bytes_per_token"] >= 16.0
         assert math.isfinite(one["peak_mib"])
-    for one in (one for several in found["bcfw"].values() for one in several):
+    for one in (one for several in results["bcfw"].values() for one in several):
         assert one["pass_cpu_seconds"] > 0.0
         assert one["kept_bytes_per_token"] >= 8.0
-    for states, one in found["oracles"].items():
+    for states, one in results["oracles"].items():
         assert one["brute force"]["visited"][-1] == int(states) ** 2
         assert one["sorted"]["visited"][-1] < int(states) ** 2
         assert one["sorted"]["primal"] == pytest.approx(one["brute force"]["primal"], rel=0.2)
-    assert set(found["rules"]) == {"FullyCorrective", "AwayStep", "BlockGreedy"}
+    assert set(results["rules"]) == {"FullyCorrective", "AwayStep", "BlockGreedy"}
 
 
 def test_the_benchmark_of_label_sets(measures, data):
@@ -117,10 +117,10 @@ def test_the_benchmark_of_label_sets(measures, data):
     gdmm = measures["label_sets"](lam=0.01, passes=4, rho=0.1, root=root)
     bcfw = measures["label_sets_bcfw"](lam=0.01, passes=2, root=root)
     alone = measures["label_sets_bcfw"](lam=0.01, passes=2, root=root, interactions=False)
-    assert [len(found["points"]) for found in (gdmm, bcfw, alone)] == [4, 2, 2]
-    for found in (gdmm, bcfw, alone):
-        assert all(0.0 <= accuracy <= 1.0 for _, accuracy in found["points"])
-        assert found["reached"].keys() == {"0.983", "0.984"}
+    assert [len(result["points"]) for result in (gdmm, bcfw, alone)] == [4, 2, 2]
+    for result in (gdmm, bcfw, alone):
+        assert all(0.0 <= accuracy <= 1.0 for _, accuracy in result["points"])
+        assert result["reached"].keys() == {"0.983", "0.984"}
     assert gdmm["accuracy"] == gdmm["points"][-1][1]
     assert gdmm["gap"] >= 0.0
     assert gdmm["relaxed_gap"] >= 0.0

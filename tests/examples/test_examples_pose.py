@@ -54,11 +54,11 @@ def test_joint_training_and_a_second_run(run_script, people, tmp_path):
 
 def test_the_benchmark(people):
     options = {"data": str(people), "max_seconds": 120.0, "solvers": ["gap FW", "gap corrective + cache"]}
-    _, found = measured("pose", options, quick=True)
-    assert found["images"] == 10
-    assert list(found["oracle"]) == ["1", "2"]
-    assert all(one["ms_per_image"] > 0 for one in found["oracle"].values())
-    assert list(found["runs"]) == options["solvers"]
-    for (one,) in found["runs"].values():
+    _, results = measured("pose", options, quick=True)
+    assert results["images"] == 10
+    assert list(results["oracle"]) == ["1", "2"]
+    assert all(one["ms_per_image"] > 0 for one in results["oracle"].values())
+    assert list(results["runs"]) == options["solvers"]
+    for (one,) in results["runs"].values():
         assert one["checks"][-1]["gap"] <= 0.3
         assert one["checks"][-1]["passes"] >= 1

@@ -90,8 +90,8 @@ def test_borders_by_their_definition():
     real = edges[:, 0] >= 0
     np.testing.assert_allclose(lengths, pixels / pixels[real].mean())
     np.testing.assert_allclose(contrasts, sums / pixels.clip(min=1))
-    for found in border_contrasts(image, torch.zeros_like(regions), torch.full((2, 2), -1)):
-        assert found.tolist() == [0.0, 0.0]
+    for result in border_contrasts(image, torch.zeros_like(regions), torch.full((2, 2), -1)):
+        assert result.tolist() == [0.0, 0.0]
 
 
 def test_a_batch_is_made_of_its_images(network):
@@ -143,18 +143,18 @@ def test_precomputed_graphs_are_those_of_the_network(network):
     network.train()
     network.features.stem[1].eval()
     modes = [part.training for part in network.modules()]
-    held = PrecomputedGraphs(dataset, network)
+    precomputed = PrecomputedGraphs(dataset, network)
     assert [part.training for part in network.modules()] == modes
-    assert (len(held), held.in_features, held.edge_features) == (3, 6, 7)
+    assert (len(precomputed), precomputed.in_features, precomputed.edge_features) == (3, 6, 7)
     network.eval()
     with torch.no_grad():
         for i in range(3):
-            x, y, index = held[i]
+            x, y, index = precomputed[i]
             wanted = network(dataset.collate([dataset[i]]).x)
             assert all(torch.equal(a, b[0]) for a, b in zip(x, wanted, strict=True))
             assert not x.nodes.requires_grad
             assert (index, y) == (i, dataset[i].y)
-    batch = held.collate([held[0], held[1]])
+    batch = precomputed.collate([precomputed[0], precomputed[1]])
     assert isinstance(batch, Batch)
     assert batch.lengths.tolist() == [4, 4]
     assert batch.x.edges[0, 3].tolist() == [-1, -1]
@@ -169,19 +169,19 @@ def test_precomputed_graphs_of_graphs():
 
     some = Some()
     some.examples = graphs
-    held = PrecomputedGraphs(some)
-    assert held[2] is graphs[2]
-    alone = PrecomputedGraphs(held, lambda x: Graphs(x.nodes, x.edge_features[:, :0], x.edges[:, :0]))
+    precomputed = PrecomputedGraphs(some)
+    assert precomputed[2] is graphs[2]
+    alone = PrecomputedGraphs(precomputed, lambda x: Graphs(x.nodes, x.edge_features[:, :0], x.edges[:, :0]))
     assert torch.equal(alone[1].x.nodes, graphs[1].x.nodes)
     assert alone[1].x.edges.shape == (0, 2)
 
 
 def test_scores_of_known_masks():
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]) == 1
-    found = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]) == 1
+    result = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]) == 1
     nothing = torch.zeros(1, 2, dtype=torch.bool)
-    assert segmentation_scores([found], [mask]) == pytest.approx(SegmentationScores(*[3 / 5] * 4, 6 / 8, 3 / 4))
-    scores = segmentation_scores([found, nothing], [mask, nothing])
+    assert segmentation_scores([result], [mask]) == pytest.approx(SegmentationScores(*[3 / 5] * 4, 6 / 8, 3 / 4))
+    scores = segmentation_scores([result, nothing], [mask, nothing])
     assert scores == pytest.approx(SegmentationScores(3 / 5, 4 / 5, 3 / 5, 1.0, 8 / 10, (3 / 4 + 5 / 6) / 2))
     assert segmentation_scores([nothing], [nothing]) == (1.0,) * 6
     assert segmentation_scores([nothing], [~nothing]) == (0.0,) * 6
@@ -193,11 +193,11 @@ def test_scores_of_known_masks():
     assert scores.mean_iou_low == pytest.approx(scores.mean_iou - 1.96 * deviation, abs=0.2 * deviation)
     assert scores.mean_iou_high == pytest.approx(scores.mean_iou + 1.96 * deviation, abs=0.2 * deviation)
     assert scores == scores_of_counts(counts)
-    for found, masks in (
+    for result, masks in (
         ([], []),
         ([nothing], [nothing, nothing]),
         ([nothing.long()], [nothing]),
         ([nothing.T], [nothing]),
     ):
         with pytest.raises(ValueError, match="found"):
-            segmentation_scores(found, masks)
+            segmentation_scores(result, masks)

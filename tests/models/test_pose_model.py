@@ -27,7 +27,7 @@ def test_the_body_is_a_tree_of_neighbours():
     assert torch.equal(nodes[:14], joints)
     limbs = [(8, 7), (7, 6), (8, 2), (2, 1), (1, 0), (9, 10), (10, 11), (9, 3), (3, 4), (4, 5)]
     others = {(12, 13), (8, 12), (9, 12)}
-    found = []
+    results = []
     for node, parent in enumerate(BODY):
         if parent < 0 or (node, parent) in others:
             continue
@@ -38,10 +38,10 @@ def test_the_body_is_a_tree_of_neighbours():
             off = sum(float((nodes[v] - a - s * (b - a)).norm()) for v, s in zip((parent, node), shares, strict=True))
             if off < 1e-3 and -1e-4 < shares[0] < shares[1] < 1 + 1e-4:
                 on.append((limb, round(6 * (shares[1] - shares[0]))))
-        found += on
+        results += on
         assert len(on) == 1, (node, parent)
     for limb in limbs:  # made of two halves, or of three thirds
-        assert sum(length for own, length in found if own == limb) == 6
+        assert sum(length for own, length in results if own == limb) == 6
     assert JOINTS[BODY.index(-1)] == "head top"
 
 
@@ -108,8 +108,8 @@ def test_bodies_are_found_again():
     assert certificate.exact
     assert bool((head.deformation[..., 1::2] >= 0).all())
     with torch.no_grad():
-        found = pose.argmax(head(everything[0].x)).labeling
-    assert float((found[..., :2] == y[..., :2]).all(2).float().mean()) > 0.9
+        labels = pose.argmax(head(everything[0].x)).labeling
+    assert float((labels[..., :2] == y[..., :2]).all(2).float().mean()) > 0.9
 
 
 def test_the_bounds_are_a_head_that_finds_bodies_already():
@@ -131,8 +131,8 @@ def test_the_bounds_are_a_head_that_finds_bodies_already():
     assert torch.equal(head.types, torch.full((25, 2), 0.01))
     assert head.deformation.detach().unique().tolist() == pytest.approx([0.0, 0.02])
     with torch.no_grad():
-        found = pose.argmax(head(maps)).labeling
-    assert float((found[..., :2] - y[..., :2]).abs().float().mean()) < 2.0
+        labels = pose.argmax(head(maps)).labeling
+    assert float((labels[..., :2] - y[..., :2]).abs().float().mean()) < 2.0
     before = certify(head, dual, [Batch(maps, y, torch.arange(count))])
     for _ in range(20):
         optim.zero_grad()

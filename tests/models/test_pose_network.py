@@ -56,10 +56,10 @@ def test_the_cross_entropies_by_definition():
                 if inside[v] and inside[u]:
                     of_types.append(-maps.types[b, e, arc, kinds[b, e, arc], at[first][1], at[first][0]])
     assert (len(of_places), len(of_types)) == (5, 6)
-    found = network.loss(images, places, blur=1e-3, jitter=0.0)
-    torch.testing.assert_close(found, (torch.stack(of_places).mean(), torch.stack(of_types).mean()))
+    result = network.loss(images, places, blur=1e-3, jitter=0.0)
+    torch.testing.assert_close(result, (torch.stack(of_places).mean(), torch.stack(of_types).mean()))
     blurred, _ = network.loss(images, places, blur=1.0, jitter=0.0)
-    assert not torch.allclose(blurred, found[0])
+    assert not torch.allclose(blurred, result[0])
     nothing = network.loss(images, places + 100.0)
     assert [x.item() for x in nothing] == [0.0, 0.0]
 

@@ -49,7 +49,7 @@ class TestResult:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("compiled", [True, False])
     def test_the_head_holds_the_weights_that_score_best(self, kind, compiled):
-        held: list[tuple[HeldOutPoint, dict]] = []
+        points: list[tuple[HeldOutPoint, dict]] = []
         problem, held_out = problems(kind)
         choice = choose_lam(
             problem.head,
@@ -58,14 +58,14 @@ class TestResult:
             LAMS,
             tolerance=Relative(0.1),
             solver=Solver(compiled=compiled),
-            on_point=lambda point: held.append((point, copy.deepcopy(problem.head.state_dict()))),
+            on_point=lambda point: points.append((point, copy.deepcopy(problem.head.state_dict()))),
         )
         assert [point.lam for point in choice.points] == sorted(LAMS, reverse=True)
-        assert choice.points == tuple(point for point, _ in held)
+        assert choice.points == tuple(point for point, _ in points)
         losses = [point.held_out.loss for point in choice.points]
         assert choice.best is expected_choice(choice.points)
         assert [point.score for point in choice.points] == [-loss for loss in losses]
-        weights = dict((id(point), state) for point, state in held)[id(choice.best)]
+        weights = dict((id(point), state) for point, state in points)[id(choice.best)]
         for name, weight in choice.head.state_dict().items():
             assert torch.equal(weight, weights[name])
         assert choice.head is problem.head
@@ -151,17 +151,17 @@ class TestResult:
 
     def test_an_interrupted_search_leaves_the_best_weights(self):
         problem, held_out = problems()
-        held = []
+        points = []
 
         def stop(point: HeldOutPoint) -> None:
-            held.append((point, [p.detach().clone() for p in problem.head.parameters()]))
-            if len(held) == 3:
+            points.append((point, [p.detach().clone() for p in problem.head.parameters()]))
+            if len(points) == 3:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             choose_lam(problem.head, Items(problem), held_out, LAMS, on_point=stop)
-        best = expected_choice(tuple(sorted((point for point, _ in held), key=lambda point: -point.lam)))
-        weights = next(own for point, own in held if point is best)
+        best = expected_choice(tuple(sorted((point for point, _ in points), key=lambda point: -point.lam)))
+        weights = next(own for point, own in points if point is best)
         for parameter, weight in zip(problem.head.parameters(), weights, strict=True):
             assert torch.equal(parameter.detach(), weight)
 
@@ -191,12 +191,12 @@ class TestStandardError:
         whole = evaluate(problem.head, problem.structure, in_order(held_out))
         rows = torch.arange(len(held_out)).chunk(3)
         parts = [evaluate(problem.head, problem.structure, in_order(Part(held_out, own))) for own in rows]
-        found = merge_evaluations(parts)
-        assert found.loss == pytest.approx(whole.loss)
-        torch.testing.assert_close(found.losses.sort().values, whole.losses.sort().values)
-        assert (found.num_examples, found.num_tokens) == (whole.num_examples, whole.num_tokens)
-        assert found.token_error == pytest.approx(whole.token_error)
-        assert found.example_error == pytest.approx(whole.example_error)
+        result = merge_evaluations(parts)
+        assert result.loss == pytest.approx(whole.loss)
+        torch.testing.assert_close(result.losses.sort().values, whole.losses.sort().values)
+        assert (result.num_examples, result.num_tokens) == (whole.num_examples, whole.num_tokens)
+        assert result.token_error == pytest.approx(whole.token_error)
+        assert result.example_error == pytest.approx(whole.example_error)
 
 
 class TestFolds:

@@ -108,9 +108,9 @@ class TestLargestLam:
         assert dual.lam == pytest.approx((psi @ psi + np.mean(theta)) / tolerance)
         assert dual.oracle_calls == 2 * problem.n
         assert dual.gap_estimate >= tolerance * (1 - 1e-9)  # line 14: upper bounds that add up to the bound
-        found = certify(problem.head, dual, problem.everything(2))
-        assert found.drift < 1e-10
-        assert found.gap <= tolerance * (1 + 1e-9)
+        certificate = certify(problem.head, dual, problem.everything(2))
+        assert certificate.drift < 1e-10
+        assert certificate.gap <= tolerance * (1 + 1e-9)
 
     @pytest.mark.parametrize("storage", [MeanParts, Weights])
     def test_the_bound_is_the_gap_where_the_paper_says_so(self, storage):
@@ -131,8 +131,8 @@ class TestLargestLam:
         truth.lam = lam
         weights = vector(path.weights(lam))
         alphas_value = sum(losses.max() for losses in truth.losses) / problem.n - lam / 2 * weights @ weights
-        found = truth.primal(weights) - alphas_value
-        assert found <= path.gap(lam) + 1e-12 <= 0.09 + 1e-9
+        value = truth.primal(weights) - alphas_value
+        assert value <= path.gap(lam) + 1e-12 <= 0.09 + 1e-9
         assert path.norm(lam) == pytest.approx(np.linalg.norm(weights))
 
     def test_examples_without_a_loss_stay_at_their_targets(self):
@@ -285,24 +285,24 @@ class TestResult:
             with pytest.raises(ValueError, match="lam"):
                 query(math.nan)
         path.apply(problem.head, 0.2)
-        found = torch.nn.utils.parameters_to_vector(problem.head.parameters()).detach().double().numpy()
-        assert (found == vector(path.weights(0.2))).all()
+        result = torch.nn.utils.parameters_to_vector(problem.head.parameters()).detach().double().numpy()
+        assert (result == vector(path.weights(0.2))).all()
         other = multiclass(1, classes=4).head
         with pytest.raises(ValueError, match="head"):
             path.apply(other, 0.2)
         weights = path.weights(0.2)
         next(iter(weights.values())).fill_(7.0)
-        assert (vector(path.weights(0.2)) == found).all()
+        assert (vector(path.weights(0.2)) == result).all()
 
     def test_scores_leave_the_weights(self):
         problem = multiclass(2)
         path = follow(problem)
         before = torch.nn.utils.parameters_to_vector(problem.head.parameters()).clone()
-        found = path.scores(
+        scores = path.scores(
             problem.head, lambda: float(sum(p.detach().square().sum() for p in problem.head.parameters()))
         )
-        assert list(found) == path.breakpoints.tolist()
-        assert list(found.values()) == pytest.approx([path.norm(lam) ** 2 for lam in found])
+        assert list(scores) == path.breakpoints.tolist()
+        assert list(scores.values()) == pytest.approx([path.norm(lam) ** 2 for lam in scores])
         assert torch.equal(torch.nn.utils.parameters_to_vector(problem.head.parameters()), before)
         assert list(path.scores(problem.head, lambda: 1.0, [0.3])) == [0.3]
 

@@ -133,10 +133,10 @@ def test_this_installation_finds_the_mapped_packages_and_imports_nothing_optiona
         "print(json.dumps([found, 'datasets' in sys.modules]))",
         cwd=ROOT if where == "inside" else tmp_path,
     )
-    found, bare = json.loads(out)
-    assert [late for _, late in found.values()] == [[]] * 4
-    assert found["torchssvm.models"][0].endswith("models/src/__init__.py")
-    assert found["torchssvm.datasets"][0].endswith("datasets/src/__init__.py")
+    result, bare = json.loads(out)
+    assert [late for _, late in result.values()] == [[]] * 4
+    assert result["torchssvm.models"][0].endswith("models/src/__init__.py")
+    assert result["torchssvm.datasets"][0].endswith("datasets/src/__init__.py")
     assert not bare
 
 
@@ -197,7 +197,7 @@ def test_every_extra_is_part_of_all_and_has_its_row_in_the_documentation_and_its
 
 def test_one_version_everywhere():
     """The newest heading of the changelog, the package, its metadata and the citation."""
-    found = {
+    result = {
         re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE).group(1)
         for name, pattern in (
             ("CHANGELOG.md", r"^## (\S+?),? "),
@@ -206,7 +206,7 @@ def test_one_version_everywhere():
             ("CITATION.cff", r"^version: (.*)$"),
         )
     }
-    assert len(found) == 1, found
+    assert len(result) == 1, result
 
 
 def test_what_the_changelog_names_is_there():

@@ -79,16 +79,16 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def public_names() -> list[str]:
-    found = []
+    results = []
     for package in PACKAGES:
         short = package.rsplit(".", 1)[-1]
         if short in ("lightning", "transformers") and importlib.util.find_spec(short) is None:
             continue
-        found += [f"{package}.{name}" for name in importlib.import_module(package).__all__]
+        results += [f"{package}.{name}" for name in importlib.import_module(package).__all__]
     for room in map("torchssvm.{}".format, ROOMS):
         names = getattr(importlib.import_module(room), "__all__", OF_MODULES.get(room, ()))
-        found += [f"{room}.{name}" for name in names if name not in {*torchssvm.__all__, *DESCRIBED}]
-    return found
+        results += [f"{room}.{name}" for name in names if name not in {*torchssvm.__all__, *DESCRIBED}]
+    return results
 
 
 NAMES = public_names()
@@ -156,14 +156,14 @@ def test_constants_are_in_the_example_of_another_name() -> None:
 
 
 def in_the_reference() -> list[str]:
-    found, package = [], ""
+    results, package = [], ""
     for page in sorted(REFERENCE.glob("*.md")):
         for kind, name in re.findall(r"^\.\. (\w+):: (\S+)$", page.read_text(), re.MULTILINE):
             if kind == "currentmodule":
                 package = name
             elif kind.startswith("auto"):
-                found.append(name if name.startswith("torchssvm.") else f"{package}.{name}")
-    return found
+                results.append(name if name.startswith("torchssvm.") else f"{package}.{name}")
+    return results
 
 
 def test_every_public_name_is_in_the_reference_once() -> None:

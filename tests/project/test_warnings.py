@@ -24,11 +24,11 @@ PACKAGES = [Path(__file__).parents[2] / name for name in ("torchssvm", "datasets
 def warned_here(words: str) -> Iterator[None]:
     """Lines of the function that has the ``with`` block are named, in this file."""
     lines = {line for *_, line in inspect.currentframe().f_back.f_back.f_code.co_lines()}
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as result:
         warnings.simplefilter("always")
         yield
-    chosen = [w for w in found if re.search(words, str(w.message))]
-    assert chosen, [str(w.message) for w in found]
+    chosen = [w for w in result if re.search(words, str(w.message))]
+    assert chosen, [str(w.message) for w in result]
     for warning in chosen:
         assert warning.filename == __file__
         assert warning.category is UserWarning
@@ -98,11 +98,11 @@ def test_under_lightning(tmp_path):
 
 def test_no_other_way_to_warn():
     bare = re.compile(r"warnings\.warn\(|stacklevel")
-    found = [
+    result = [
         f"{file.name}:{number}"
         for package in PACKAGES
         for file in package.rglob("*.py")
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if bare.search(line) and "``" not in line
     ]
-    assert not found, f"use torchssvm.core.packages.warn, which names the caller's line: {found}"
+    assert not result, f"use torchssvm.core.packages.warn, which names the caller's line: {result}"

@@ -29,7 +29,7 @@ def sets_batch():
 def test_sets_of_labels_are_summed_over(tagger, loss):
     tagger.config.loss = loss
     batch, sets = sets_batch()
-    found = tagger(**batch)
+    output = tagger(**batch)
     words = tagger.words(**batch)
     potentials = {name: t.detach().double() for name, t in tagger.potentials(words).tensors.items()}
     each, said = [], 0
@@ -52,9 +52,9 @@ def test_sets_of_labels_are_summed_over(tagger, loss):
             if not wrong:
                 right.append(score)
         each.append(float(torch.tensor(every).logsumexp(0) - torch.tensor(right).logsumexp(0)))
-    assert float(found.loss.detach()) == pytest.approx(sum(each) / (said or 3), rel=1e-4)
+    assert float(output.loss.detach()) == pytest.approx(sum(each) / (said or 3), rel=1e-4)
     single = {**batch, "labels": torch.where(batch["labels"].any(2), batch["labels"].int().argmax(2), NO)}
-    assert torch.equal(found.predictions, tagger(**single).predictions)  # they do not depend on the labels
+    assert torch.equal(output.predictions, tagger(**single).predictions)  # they do not depend on the labels
 
 
 def test_one_label_in_each_set_is_that_label(tagger):
@@ -92,14 +92,14 @@ def test_sets_of_tags_are_tokenised(tokenizer, tagger):
 
 def with_sets(items, share=0.5):
     """The items with sets in place of some labels: the label, and O."""
-    random, found = np.random.default_rng(1), []
+    random, result = np.random.default_rng(1), []
     for item in items:
         sets = [
             [state == label or (state == 0 <= label and hit) for state in range(5)]
             for label, hit in zip(item["labels"], random.random(len(item["labels"])) < share, strict=True)
         ]
-        found.append({**item, "labels": sets})
-    return found
+        result.append({**item, "labels": sets})
+    return result
 
 
 def test_sets_of_labels_train_the_tagger(tagger, items, tmp_path, monkeypatch):

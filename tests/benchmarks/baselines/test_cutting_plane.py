@@ -39,13 +39,13 @@ def test_reaches_the_optimum_of_the_qp(kind, slack, seed, lam):
     listed = reference(problem.copy())
     optimum = solved(listed)
     cutting = method(problem, slack(), problem.everything(2))
-    found = cutting.solve(1e-5)  # the QP solver of OneSlack does not always get further
-    assert found.gap <= 1e-5
-    assert found.exact
-    assert found.primal == pytest.approx(optimum, abs=2e-5)
-    assert found.dual == pytest.approx(optimum, abs=2e-5)
+    certificate = cutting.solve(1e-5)  # the QP solver of OneSlack does not always get further
+    assert certificate.gap <= 1e-5
+    assert certificate.exact
+    assert certificate.primal == pytest.approx(optimum, abs=2e-5)
+    assert certificate.dual == pytest.approx(optimum, abs=2e-5)
     # The certificate is about the weights that the head holds.
-    assert found.primal == pytest.approx(listed.primal(flat(problem.head.parameters())), abs=1e-12)
+    assert certificate.primal == pytest.approx(listed.primal(flat(problem.head.parameters())), abs=1e-12)
 
 
 @both
@@ -60,16 +60,16 @@ def test_every_iteration_is_a_certificate(slack, seed, kind, dtype):
     rounding = 2e-7 + 1e3 * torch.finfo(dtype).eps  # the reference is solved to 1e-7
     before = None
     for iteration in range(1, 9):
-        found = cutting.step()
-        assert found.dual - rounding <= optimum <= found.primal + rounding
-        assert found.gap == found.primal - found.dual >= 0.0
-        assert found.oracle_calls == iteration * problem.n
-        assert found.passes == iteration
-        assert cutting.gap == found.gap
+        result = cutting.step()
+        assert result.dual - rounding <= optimum <= result.primal + rounding
+        assert result.gap == result.primal - result.dual >= 0.0
+        assert result.oracle_calls == iteration * problem.n
+        assert result.passes == iteration
+        assert cutting.gap == result.gap
         if before is not None:
-            assert found.dual >= before.dual
-            assert found.primal <= before.primal
-        before = found
+            assert result.dual >= before.dual
+            assert result.primal <= before.primal
+        before = result
     assert all(p.dtype == dtype for p in problem.head.parameters())
 
 
@@ -91,19 +91,19 @@ def test_a_block_is_ascended_and_the_compiled_kernel_agrees(seed, size, rank):
     factor = random.normal(size=(size, rank))
     curvature, slopes = factor @ factor.T, random.normal(size=size)
     alpha = random.dirichlet(np.ones(size + 1))[:size]
-    found = ascend_simplex(slopes, alpha, curvature)
+    result = ascend_simplex(slopes, alpha, curvature)
 
     def value(b):
         return slopes @ (b - alpha) - (b - alpha) @ curvature @ (b - alpha) / 2
 
-    assert (found >= 0.0).all()
-    assert found.sum() <= 1.0 + 1e-12
-    assert value(found) >= -1e-12
-    exact = ascend_simplex(slopes - 0.0, found, curvature) if rank == 0 else found
-    assert value(exact) >= value(found) - 1e-12
+    assert (result >= 0.0).all()
+    assert result.sum() <= 1.0 + 1e-12
+    assert value(result) >= -1e-12
+    exact = ascend_simplex(slopes - 0.0, result, curvature) if rank == 0 else result
+    assert value(exact) >= value(result) - 1e-12
     plain = alpha.copy()
     _ascend.__wrapped__(slopes.copy(), plain, curvature, 1e-3, 20 * (1 + size))
-    assert np.array_equal(plain, found)
+    assert np.array_equal(plain, result)
 
 
 @examples(15)

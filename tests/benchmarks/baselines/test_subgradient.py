@@ -101,7 +101,7 @@ def test_averages_converge_to_the_optimum_from_above(kind):
             assert min(above[count]) >= -1e-9
     for average, early, late in zip(averages, above[10][1:], above[1000][1:], strict=True):
         with average.apply():
-            found = primal(problem.head, problem.structure, problem.everything(2), problem.lam).value
-        assert found == pytest.approx(optimum + late, abs=1e-11)
+            value = primal(problem.head, problem.structure, problem.everything(2), problem.lam).value
+        assert value == pytest.approx(optimum + late, abs=1e-11)
         assert late < 0.3 * early, average
-        assert found <= 1.03 * optimum, average
+        assert value <= 1.03 * optimum, average

@@ -125,11 +125,11 @@ def test_neighbours_by_their_definition(regions):
 def test_a_descriptor_by_its_definition():
     image, _ = picture(2)
     cell, stride = 4, 3
-    found = descriptors(image, cell, stride)
+    features = descriptors(image, cell, stride)
     grey = (image.astype(np.float64) @ [0.299, 0.587, 0.114]) / 255
     down, right = np.gradient(grey)
     size, angle = np.hypot(down, right), np.arctan2(down, right) % (2 * np.pi)
-    assert found.shape == (13, 19, 128)
+    assert features.shape == (13, 19, 128)
     for node in ((6, 8), (0, 0), (12, 18)):  # in the middle, and at corners, outside of which nothing is
         centre = [stride // 2 + stride * at for at in node]
         wanted = np.zeros((4, 4, 8))
@@ -145,7 +145,7 @@ def test_a_descriptor_by_its_definition():
         wanted /= np.sqrt((wanted**2).sum() + 0.05**2)
         clipped = wanted.clip(max=0.2)
         wanted = clipped * np.sqrt((wanted**2).sum() / (clipped**2).sum())
-        np.testing.assert_allclose(found[node].numpy(), wanted.ravel(), atol=2e-5)
+        np.testing.assert_allclose(features[node].numpy(), wanted.ravel(), atol=2e-5)
 
 
 @given(st.integers(0, 10**6))
@@ -164,16 +164,16 @@ def test_a_pixel_has_the_word_of_its_nearest_node():
     image, _ = picture(3, 22, 31)
     random = torch.Generator().manual_seed(0)
     vocabulary = Vocabulary(torch.rand(9, 128, generator=random) / 9, torch.rand(5, 3, generator=random))
-    found = words(image, vocabulary, grid=4, cell=4, stride=3)
+    features = words(image, vocabulary, grid=4, cell=4, stride=3)
     nodes = nearest(descriptors(image, 4, 3).flatten(0, 1), vocabulary.gradients).view(7, 10).numpy()
     for y in range(22):
         for x in range(31):
             row = np.abs(np.arange(7) * 3 + 1 - y).argmin()
             column = np.abs(np.arange(10) * 3 + 1 - x).argmin()
-            assert found.gradient[y, x] == nodes[row, column]
-            assert found.position[y, x] == (4 * y // 22) * 4 + 4 * x // 31
+            assert features.gradient[y, x] == nodes[row, column]
+            assert features.position[y, x] == (4 * y // 22) * 4 + 4 * x // 31
             colour = (vocabulary.colours - torch.from_numpy(image[y, x] / 255.0)).square().sum(1)
-            assert colour[found.colour[y, x]] <= colour.min() + 1e-6
+            assert colour[features.colour[y, x]] <= colour.min() + 1e-6
 
 
 def test_the_sizes_are_those_of_the_paper():
@@ -316,13 +316,13 @@ def test_the_cache_is_opened_anew_in_a_worker(train):
 def test_scores(test):
     truth = [test[i].y.labels for i in range(2)]
     masks, regions = [test.mask(i) for i in range(2)], [test.regions(i) for i in range(2)]
-    found = [labels.clone() for labels in truth]
-    found[0][:4] = 1
-    projected = [labels[r] == 1 for labels, r in zip(found, regions, strict=True)]
-    scores = test.scores([torch.cat([found[0], torch.tensor([-1, -1])]), found[1]])
+    result = [labels.clone() for labels in truth]
+    result[0][:4] = 1
+    projected = [labels[r] == 1 for labels, r in zip(result, regions, strict=True)]
+    scores = test.scores([torch.cat([result[0], torch.tensor([-1, -1])]), result[1]])
     assert scores == segmentation_scores(projected, masks)
-    assert all(torch.equal(a, b) for a, b in zip(test.foreground(found), projected, strict=True))
-    for wrong in (found[:1], [found[0], found[1][:-1]]):
+    assert all(torch.equal(a, b) for a, b in zip(test.foreground(result), projected, strict=True))
+    for wrong in (result[:1], [result[0], result[1][:-1]]):
         with pytest.raises(ValueError, match="labelings"):
             test.scores(wrong)
 
@@ -332,13 +332,13 @@ def test_pooling_is_the_mean_and_differentiable():
     features = torch.randn(2, 3, 4, 5, generator=random, dtype=torch.float64, requires_grad=True)
     regions = torch.randint(-1, 4, (2, 4, 5), generator=random)
     regions[regions == 2] = 1  # region 2 has no pixel
-    found = pool_regions(features, regions, 5)
-    assert found.shape == (2, 5, 3)
+    result = pool_regions(features, regions, 5)
+    assert result.shape == (2, 5, 3)
     for b in range(2):
         for region in range(5):
             inside = regions[b] == region
             wanted = features[b][:, inside].mean(1) if inside.any() else torch.zeros(3, dtype=torch.float64)
-            torch.testing.assert_close(found[b, region], wanted)
+            torch.testing.assert_close(result[b, region], wanted)
     assert torch.autograd.gradcheck(lambda x: pool_regions(x, regions, 5), features)
     assert pool_regions(features, regions).shape == (2, 4, 3)
     assert pool_regions(features.half(), regions).dtype == torch.float16
@@ -385,11 +385,11 @@ def test_numbers_of_classes_need_to_be_named(tmp_path, palette):
     pair = numbered(tmp_path, mask, palette)
     with pytest.raises(ValueError, match="foreground="):
         read_pair(pair)
-    _, found = read_pair(pair, MaskRule.of(False, 1, ignore=255))
-    assert (found.filled(False) == (mask == 1)).all()
-    assert (found.mask == (mask == 255)).all()
-    _, found = read_pair(pair, MaskRule.of(False, [1, 2], ignore=()))
-    assert (found == np.isin(mask, (1, 2))).all()
+    _, result = read_pair(pair, MaskRule.of(False, 1, ignore=255))
+    assert (result.filled(False) == (mask == 1)).all()
+    assert (result.mask == (mask == 255)).all()
+    _, result = read_pair(pair, MaskRule.of(False, [1, 2], ignore=()))
+    assert (result == np.isin(mask, (1, 2))).all()
 
 
 def test_a_jpeg_is_read_by_its_brightness(tmp_path):
@@ -405,13 +405,13 @@ def test_ignored_pixels_count_nowhere(tmp_path):
         mask = imread(path)
         mask[:20] = 7
         save(path, mask)
-    found = open_small(root, cache=tmp_path / "ignoring", foreground=255, ignore=7)
-    assert (found.mask(0) == plain.mask(0))[20:].all()
-    assert not found.mask(0)[:20].any()
-    counted = torch.bincount(found.regions(0)[20:].flatten(), minlength=len(found[0].y.labels))
-    assert found.graph(0).sizes.tolist() == counted.tolist()
-    assert torch.isfinite(found[0].y.weights).all()
-    assert (found[0].y.weights[counted == 0] == 0).all()
+    result = open_small(root, cache=tmp_path / "ignoring", foreground=255, ignore=7)
+    assert (result.mask(0) == plain.mask(0))[20:].all()
+    assert not result.mask(0)[:20].any()
+    counted = torch.bincount(result.regions(0)[20:].flatten(), minlength=len(result[0].y.labels))
+    assert result.graph(0).sizes.tolist() == counted.tolist()
+    assert torch.isfinite(result[0].y.weights).all()
+    assert (result[0].y.weights[counted == 0] == 0).all()
     with pytest.raises(StaleCache, match="foreground="):
         open_small(root, cache=tmp_path / "ignoring")
 
@@ -433,8 +433,8 @@ def test_kinds_of_files(tmp_path, mode):
                 made = Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB").convert(mode)
             assert made.mode == mode
             made.save(place)
-    image, found = read_pair(find_pairs(tmp_path, num_train=1)[0])
-    np.testing.assert_array_equal(found, mask)
+    image, result = read_pair(find_pairs(tmp_path, num_train=1)[0])
+    np.testing.assert_array_equal(result, mask)
     np.testing.assert_array_equal(image, np.repeat(mask[:, :, None] * 255, 3, axis=2))
 
 
@@ -549,14 +549,14 @@ def copy(built, tmp_path) -> Path:
 
 def calls(monkeypatch, name, module=graph_cache_build) -> list:
     """What ``module.name`` is called with from now on."""
-    found, function = [], getattr(module, name)
+    results, function = [], getattr(module, name)
 
     def counted(first, *args, **kwargs):
-        found.append(first)
+        results.append(first)
         return function(first, *args, **kwargs)
 
     monkeypatch.setattr(module, name, counted)
-    return found
+    return results
 
 
 def test_a_cache_is_used_again(copy, monkeypatch):

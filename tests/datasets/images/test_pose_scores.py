@@ -50,9 +50,9 @@ def test_joints_move_with_the_image(mirror):
     views = RandomViews(mirror=mirror, turn=40.0, scale=1.3, shift=0.1, light=0.0)
     images, moved = views(spots(joints, 40, 60), joints, random)
     brightest = images[:, 0].flatten(1).argmax(1)
-    found = torch.stack([brightest % 60, brightest // 60], 1) + 0.5
+    result = torch.stack([brightest % 60, brightest // 60], 1) + 0.5
     at = moved[:, MIRRORED[0] if mirror else 0]
-    assert float((found - at).abs().max()) <= 1.0
+    assert float((result - at).abs().max()) <= 1.0
     assert float((at - joints[:, 0]).abs().max()) > 2.0
     apart, before = torch.pdist(moved[0]), torch.pdist(joints[0][list(MIRRORED)] if mirror else joints[0])
     ratio = apart / before  # a similarity: all distances change alike

@@ -43,15 +43,15 @@ def test_what_was_written_is_read(tmp_path_factory, examples, first_feature, fir
         text = f"{len(examples)} 6 4\n" + text
     path = write(tmp_path_factory.getbasetemp() / "round.txt", text)
     sizes = (None, None) if header else (6, 4)
-    found = read_libsvm(path, *sizes, first_feature=first_feature, first_label=first_label)
+    table = read_libsvm(path, *sizes, first_feature=first_feature, first_label=first_label)
     features, labels = torch.zeros(len(examples), 6), torch.zeros(len(examples), 4)
     for row, (mine, numbers) in enumerate(examples):
         labels[row, mine] = 1
         for place, value in numbers.items():
             features[row, place] = value
-    assert torch.equal(found.features.dense(), features)
-    assert torch.equal(found.labels.dense(), labels)
-    assert (found.feature_names[0], found.label_names[-1]) == (str(first_feature), str(3 + first_label))
+    assert torch.equal(table.features.dense(), features)
+    assert torch.equal(table.labels.dense(), labels)
+    assert (table.feature_names[0], table.label_names[-1]) == (str(first_feature), str(3 + first_label))
 
 
 def test_comments_ends_and_compression_do_not_matter(tmp_path):
@@ -63,9 +63,9 @@ def test_comments_ends_and_compression_do_not_matter(tmp_path):
     ):
         for packed in (False, True):
             path.write_bytes(gzip.compress(other.encode()) if packed else other.encode())
-            found = read_libsvm(path, 2, 2)
-            assert found.features.dense().tolist() == [[1, 0], [0, 0]]
-            assert found.labels.dense().tolist() == [[1, 0], [0, 1]]
+            table = read_libsvm(path, 2, 2)
+            assert table.features.dense().tolist() == [[1, 0], [0, 0]]
+            assert table.labels.dense().tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize(

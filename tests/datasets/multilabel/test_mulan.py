@@ -22,14 +22,14 @@ NAMES = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_both_kinds_of_rows(text, newline, mark, tmp_path):
     arff = write(tmp_path / "songs.arff", mark + text.replace("\n", newline).rstrip())
-    found = read_mulan(arff, write(tmp_path / "songs.xml", XML))
-    assert found.feature_names == ("tempo", "it's 100% pitch", "drums")
-    assert found.label_names == ("sad", "loud", "very loud")  # the order of the XML file
-    assert found.features.dense().tolist() == [[0.5, 0, 0], [0, 0, 0], [0, -20, 1]]
-    assert found.labels.dense().tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
-    assert found.features.indptr.tolist() == [0, 1, 1, 3]
-    assert found.labels.indices.tolist() == [0, 1, 2]
-    assert found.source == str(arff)
+    table = read_mulan(arff, write(tmp_path / "songs.xml", XML))
+    assert table.feature_names == ("tempo", "it's 100% pitch", "drums")
+    assert table.label_names == ("sad", "loud", "very loud")  # the order of the XML file
+    assert table.features.dense().tolist() == [[0.5, 0, 0], [0, 0, 0], [0, -20, 1]]
+    assert table.labels.dense().tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
+    assert table.features.indptr.tolist() == [0, 1, 1, 3]
+    assert table.labels.indices.tolist() == [0, 1, 2]
+    assert table.source == str(arff)
 
 
 def test_what_a_sparse_row_leaves_out_is_the_first_nominal_value(tmp_path):
@@ -46,11 +46,11 @@ def test_nominal_features_are_indicators(sparse, tmp_path):
     columns = [Column("colour", colours), Column("label", ["0", "1"]), Column("code", codes), Column("x", None)]
     rows = [["blue", "1", "1", "0.5"], ["red", "0", "3", "0"], ["'light green'", "1", "2", "7"]]
     text = arff_text([columns[1], columns[0], *columns[2:]], [[row[1], row[0], *row[2:]] for row in rows], sparse)
-    found = read_mulan(write(tmp_path / "a.arff", text), 1)
+    table = read_mulan(write(tmp_path / "a.arff", text), 1)
     names = ("colour=red", "colour=light green", "colour=blue", "code=3", "code=1", "code=2", "x")
-    assert found.feature_names == names
-    assert found.features.dense().tolist() == [[0, 0, 1, 0, 1, 0, 0.5], [1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1, 7]]
-    assert found.labels.dense().tolist() == [[1], [0], [1]]
+    assert table.feature_names == names
+    assert table.features.dense().tolist() == [[0, 0, 1, 0, 1, 0, 0.5], [1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1, 7]]
+    assert table.labels.dense().tolist() == [[1], [0], [1]]
     with pytest.raises(ValueError, match="line 3"):
         read_mulan(tmp_path / "a.arff", 2)
 
@@ -70,8 +70,8 @@ def tables(draw):
 def test_what_was_written_is_read(tmp_path_factory, table, sparse):
     columns, rows = table
     path = write(tmp_path_factory.getbasetemp() / "round.arff", arff_text(columns, rows, sparse))
-    found = read_arff(path)
-    assert [attribute.name for attribute in found.attributes] == [column.name for column in columns]
+    result = read_arff(path)
+    assert [attribute.name for attribute in result.attributes] == [column.name for column in columns]
     wanted = []
     for place, (_, values) in enumerate(columns):
         own = [row[place] for row in rows]
@@ -79,8 +79,8 @@ def test_what_was_written_is_read(tmp_path_factory, table, sparse):
             wanted.append([float(value) for value in own])
         else:
             wanted += [[float(one == value) for one in own] for value in values]
-    assert torch.equal(found.rows.dense(), torch.tensor(np.array(wanted).astype(np.float32)).T)
-    assert bool((found.rows.values != 0).all())
+    assert torch.equal(result.rows.dense(), torch.tensor(np.array(wanted).astype(np.float32)).T)
+    assert bool((result.rows.values != 0).all())
 
 
 HEAD = "@relation r\n@attribute a numeric\n@attribute b {0,1}\n"
@@ -158,9 +158,9 @@ MEKA = """\
 
 @pytest.mark.parametrize(("labels", "relation"), [(None, -2), (-2, 1)])  # the argument goes before the relation
 def test_the_number_of_labels_as_in_meka(labels, relation, tmp_path):
-    found = read_mulan(write(tmp_path / "a.arff", MEKA.format(relation)), labels)
-    assert (found.feature_names, found.label_names) == (("a",), ("b", "c"))
-    assert found.labels.dense().tolist() == [[1, 0], [0, 1]]
+    table = read_mulan(write(tmp_path / "a.arff", MEKA.format(relation)), labels)
+    assert (table.feature_names, table.label_names) == (("a",), ("b", "c"))
+    assert table.labels.dense().tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize("name", ["songs-train.arff", "songs.arff", "songs-test.arff"])

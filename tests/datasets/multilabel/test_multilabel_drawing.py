@@ -38,8 +38,8 @@ def test_groups_stand_together(seed):
     w = torch.where(group[:, None] == group, 1.0, -1.0)
     order = order_of_labels(w)
     assert sorted(order.tolist()) == list(range(12))
-    found = group[order]
-    assert int((found[1:] != found[:-1]).sum()) == len(group.unique()) - 1
+    result = group[order]
+    assert int((result[1:] != result[:-1]).sum()) == len(group.unique()) - 1
     assert torch.equal(order, order_of_labels(w))
 
 

@@ -20,8 +20,8 @@ def draw(sizes) -> tuple[np.ndarray, np.ndarray]:
 
 def test_known_values():
     true = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1]])
-    found = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 1]])
-    scores = multilabel_scores(true, found)
+    result = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 1]])
+    scores = multilabel_scores(true, result)
     assert scores.correct.tolist() == [2, 0, 1]
     assert scores.hamming_loss == 2 / 12
     assert scores.accuracy == 1 - 2 / 12
@@ -37,24 +37,24 @@ def test_known_values():
 @given(LABELS)
 def test_scikit_learn_agrees(sizes):
     metrics = pytest.importorskip("sklearn.metrics")
-    true, found = draw((sizes[0], sizes[1] + 1, sizes[2]))  # a single column is no set of labels to scikit-learn
-    scores = multilabel_scores(torch.tensor(true), torch.tensor(found).bool())
+    true, result = draw((sizes[0], sizes[1] + 1, sizes[2]))  # a single column is no set of labels to scikit-learn
+    scores = multilabel_scores(torch.tensor(true), torch.tensor(result).bool())
     micro, macro = ({"average": average, "zero_division": 0} for average in ("micro", "macro"))
-    assert scores.hamming_loss == pytest.approx(metrics.hamming_loss(true, found))
-    assert scores.exact_match == pytest.approx(metrics.accuracy_score(true, found))
-    assert scores.micro_f1 == pytest.approx(metrics.f1_score(true, found, **micro))
-    assert scores.macro_f1 == pytest.approx(metrics.f1_score(true, found, **macro))
-    assert scores.precision == pytest.approx(metrics.precision_score(true, found, **micro))
-    assert scores.recall == pytest.approx(metrics.recall_score(true, found, **micro))
+    assert scores.hamming_loss == pytest.approx(metrics.hamming_loss(true, result))
+    assert scores.exact_match == pytest.approx(metrics.accuracy_score(true, result))
+    assert scores.micro_f1 == pytest.approx(metrics.f1_score(true, result, **micro))
+    assert scores.macro_f1 == pytest.approx(metrics.f1_score(true, result, **macro))
+    assert scores.precision == pytest.approx(metrics.precision_score(true, result, **micro))
+    assert scores.recall == pytest.approx(metrics.recall_score(true, result, **micro))
 
 
 @examples(30)
 @given(LABELS)
 def test_batches_add_up(sizes):
-    true, found = (torch.tensor(labels) for labels in draw((sizes[0] + 1, *sizes[1:])))
-    parts = multilabel_scores(true[:1], found[:1]) + multilabel_scores(true[1:], found[1:])
+    true, result = (torch.tensor(labels) for labels in draw((sizes[0] + 1, *sizes[1:])))
+    parts = multilabel_scores(true[:1], result[:1]) + multilabel_scores(true[1:], result[1:])
     assert isinstance(parts, MultilabelScores)
-    assert str(parts) == str(multilabel_scores(true, found))
+    assert str(parts) == str(multilabel_scores(true, result))
     assert parts.examples == len(true)
 
 

@@ -21,10 +21,10 @@ def test_standardised_features_have_mean_0_and_rows_of_mean_square_1(seed):
     rng = np.random.default_rng(seed)
     train, test = (rng.normal(size=(9, 4)) * [1, 10, 0, 0.1] + [5, -2, 3.3, 0] for _ in range(2))
     scaling = Standardised().fit(rows_of(train))
-    found = scaling.apply(rows_of(train)).dense().double().numpy()
-    assert np.allclose(found.mean(0), 0, atol=1e-6)
-    assert np.allclose(found.var(0), [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-5)  # the third does not vary
-    assert np.square(found).sum(1).mean() == pytest.approx(1, abs=1e-5)
+    result = scaling.apply(rows_of(train)).dense().double().numpy()
+    assert np.allclose(result.mean(0), 0, atol=1e-6)
+    assert np.allclose(result.var(0), [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-5)  # the third does not vary
+    assert np.square(result).sum(1).mean() == pytest.approx(1, abs=1e-5)
 
     deviation = train.astype(np.float32).astype(float).std(0)
     wanted = (test - train.mean(0)) / np.where(deviation > 1e-6, deviation * 3**0.5, np.inf)

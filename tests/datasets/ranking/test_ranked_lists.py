@@ -60,13 +60,13 @@ def test_scores_are_those_of_scikit_learn():
     grades = torch.randint(0, 4, (5, 7), generator=random)
     scores = torch.randn(5, 7, generator=random, dtype=torch.float64)
     places = scores.argsort(descending=True).argsort()
-    found = ranking_scores(grades, places, ks=(3, 7), relevant=2)
+    result = ranking_scores(grades, places, ks=(3, 7), relevant=2)
     for k in (3, 7):
         expected = metrics.ndcg_score(2.0**grades - 1, scores, k=k)
-        assert found.ndcg[k] == pytest.approx(expected)
+        assert result.ndcg[k] == pytest.approx(expected)
     pairs = zip(grades >= 2, scores, strict=True)
     expected = np.mean([metrics.average_precision_score(own, s) for own, s in pairs])
-    assert found.mean_average_precision == pytest.approx(expected)
+    assert result.mean_average_precision == pytest.approx(expected)
 
 
 def test_scores_do_not_count_the_padding():
@@ -87,11 +87,11 @@ def test_scores_do_not_count_the_padding():
 
 def test_queries_in_any_order_make_the_same_lists():
     x, y, qid = torch.rand(6, 2), torch.tensor([1, 0, 2, 1, 0, 1]), torch.tensor([4, 2, 4, 9, 2, 2])
-    found = RankedLists.of_queries(x, y, qid)
+    lists = RankedLists.of_queries(x, y, qid)
     order = torch.tensor([1, 4, 5, 0, 2, 3])
     own = RankedLists(x[order], y[order], torch.tensor([3, 2, 1]))
-    assert [item.y.tolist() for item in found] == [[0, 0, 1], [1, 2], [1]]
-    assert all(torch.equal(a.x, b.x) for a, b in zip(found, own, strict=True))
+    assert [item.y.tolist() for item in lists] == [[0, 0, 1], [1, 2], [1]]
+    assert all(torch.equal(a.x, b.x) for a, b in zip(lists, own, strict=True))
     for wrong in ((x, y, qid[:5]), (x, y, qid.double()), (x, y[:5], qid[:5]), (x[:0], y[:0], qid[:0])):
         with pytest.raises(ValueError):
             RankedLists.of_queries(*wrong)
@@ -101,9 +101,9 @@ def test_a_file_of_svmlight_is_read(tmp_path):
     pytest.importorskip("sklearn")
     path = tmp_path / "rank.txt"
     path.write_text("2 qid:7 1:0.5 3:1\n0 qid:3 2:1 # a remark\n0 qid:7 1:2\n1 qid:3 1:0.25\n")
-    found = RankedLists.svmlight(path, in_features=4)
-    assert [item.y.tolist() for item in found] == [[0, 1], [2, 0]]
-    assert found[1].x.tolist() == [[0.5, 0.0, 1.0, 0.0], [2.0, 0.0, 0.0, 0.0]]
+    lists = RankedLists.svmlight(path, in_features=4)
+    assert [item.y.tolist() for item in lists] == [[0, 1], [2, 0]]
+    assert lists[1].x.tolist() == [[0.5, 0.0, 1.0, 0.0], [2.0, 0.0, 0.0, 0.0]]
     path.write_text("\ufeff2 qid:7 0:0.5 2:1\r\n0 qid:7 0:2\r\n", encoding="utf-16-le")
     assert RankedLists.svmlight(path, first_feature=0)[0].x.tolist() == [[0.5, 0.0, 1.0], [2.0, 0.0, 0.0]]
 
@@ -135,9 +135,9 @@ def test_lists_without_relevant_documents_are_counted():
     places = torch.tensor([[2, 0, 1], [0, 1, -1], [1, 0, -1]])
     kept = ranking_scores(few.y, places[[0, 2]], ks=(1, 3))
     for count in (0.0, 1.0):
-        found = ranking_scores(every.y, places, ks=(1, 3), without_relevant=count)
-        assert found.num_lists == 3
-        assert found.ndcg[3] == pytest.approx((2 * kept.ndcg[3] + count) / 3)
-        assert found.mean_average_precision == pytest.approx((2 * kept.mean_average_precision + count) / 3)
+        scores = ranking_scores(every.y, places, ks=(1, 3), without_relevant=count)
+        assert scores.num_lists == 3
+        assert scores.ndcg[3] == pytest.approx((2 * kept.ndcg[3] + count) / 3)
+        assert scores.mean_average_precision == pytest.approx((2 * kept.mean_average_precision + count) / 3)
     with pytest.raises(ValueError, match=r"rows \[1\]"):
         ranking_scores(every.y, places, ks=(1,))

@@ -68,7 +68,7 @@ def test_decoding_is_enumeration(seed, surprise):
     chains = LargeChains(**SMALL, seed=seed, surprise=surprise)
     emission = features(chains).double() @ chains.truth.emission.dense().double()
     transition = chains.truth.transition.dense().double()
-    found = chains.truth.decode(chains)
+    labels = chains.truth.decode(chains)
     for i in range(4):
         tokens = chains.tokens(i)
         rows = emission[tokens]
@@ -78,7 +78,7 @@ def test_decoding_is_enumeration(seed, surprise):
             return ways + sum(float(row[k]) for row, k in zip(rows, path, strict=True))
 
         best = max(score(path) for path in itertools.product(range(4), repeat=len(rows)))
-        assert score(found[tokens].tolist()) == pytest.approx(best)
+        assert score(labels[tokens].tolist()) == pytest.approx(best)
 
 
 def test_decoding_is_that_of_the_head(monkeypatch):
@@ -87,10 +87,10 @@ def test_decoding_is_that_of_the_head(monkeypatch):
     torch.nn.init.normal_(head.bias)  # what the truth does not have is 0 afterwards
     chains.truth.load_into(head)
     batch = chains.__getitems__(range(40))
-    found = head.structure.argmax(head(batch.x, batch.lengths)).labeling
+    labels = head.structure.argmax(head(batch.x, batch.lengths)).labeling
     inside = batch.y >= 0
-    assert torch.equal(found[inside], chains.truth.decode(chains))
-    error = float((found != batch.y)[inside].double().mean())
+    assert torch.equal(labels[inside], chains.truth.decode(chains))
+    error = float((labels != batch.y)[inside].double().mean())
     assert chains.truth_error == pytest.approx(error)
     assert 0.0 < error < 0.1
     whole = chains.truth.decode(chains)

@@ -67,8 +67,8 @@ def test_chunks_by_their_definition(tags):
 
 def test_a_hand_worked_example():
     true = [["B-NP", "I-NP", "B-VP", "B-NP", "O"], ["B-NP", "B-NP", "O"]]
-    found = [["B-NP", "I-NP", "B-VP", "I-VP", "B-PP"], ["B-NP", "I-NP", "I-VP"]]
-    scores = chunk_scores(true, found)
+    result = [["B-NP", "I-NP", "B-VP", "I-VP", "B-PP"], ["B-NP", "I-NP", "I-VP"]]
+    scores = chunk_scores(true, result)
     # true: NP 0-2, VP 2-3, NP 3-4; NP 0-1, NP 1-2.  found: NP 0-2, VP 2-4, PP 4-5; NP 0-2, VP 2-3.  Common: NP 0-2.
     assert (scores.overall.correct, scores.overall.predicted, scores.overall.true) == (1, 5, 5)
     assert scores.overall.precision == scores.overall.recall == scores.overall.f1 == pytest.approx(0.2)
@@ -83,8 +83,8 @@ def test_a_hand_worked_example():
 @examples(40)
 @given(pairs)
 def test_invariants(sentences):
-    true, found = columns(sentences)
-    scores, back, same = chunk_scores(true, found), chunk_scores(found, true), chunk_scores(true, true)
+    true, result = columns(sentences)
+    scores, back, same = chunk_scores(true, result), chunk_scores(result, true), chunk_scores(true, true)
     assert (scores.overall.precision, scores.overall.recall) == (back.overall.recall, back.overall.precision)
     assert scores.overall.f1 == back.overall.f1 <= 1.0
     for name in ("correct", "predicted", "true"):
@@ -97,11 +97,11 @@ def test_invariants(sentences):
 @given(pairs)
 def test_seqeval_counts_the_same(sentences):
     metrics = pytest.importorskip("seqeval.metrics")
-    true, found = columns([s for s in sentences if s])
-    scores = chunk_scores(true, found)
+    true, result = columns([s for s in sentences if s])
+    scores = chunk_scores(true, result)
     if not scores.by_type:  # of no chunk at all seqeval can make nothing
         return
-    report = metrics.classification_report(true, found, output_dict=True, zero_division=0)
+    report = metrics.classification_report(true, result, output_dict=True, zero_division=0)
     whole = (scores.overall.precision, scores.overall.recall, scores.overall.f1)
     their = report["micro avg"]
     assert whole == pytest.approx((their["precision"], their["recall"], their["f1-score"]))

@@ -58,7 +58,7 @@ def test_a_batch_holds_the_features_of_its_tokens(seed, indices):
     assert batch.lengths.tolist() == [len(dataset.words(i)) for i in indices]
     assert batch.y.shape == batch.x.columns.shape[:2] == (len(indices), max(batch.lengths))
     names, tags = dataset.vocabulary.attributes, dataset.vocabulary.tags
-    found = attributes(dataset.sentences)
+    described = attributes(dataset.sentences)
     for row, i in enumerate(indices):
         start, length = int(dataset.sentences.offsets[i % 6]), int(batch.lengths[row])
         assert [tags[k] for k in batch.y[row, :length]] == dataset.tags(i)
@@ -66,7 +66,7 @@ def test_a_batch_holds_the_features_of_its_tokens(seed, indices):
         assert (batch.x.columns[row, length:] == -1).all()
         for t in range(length):
             columns = batch.x.columns[row, t].tolist()
-            wanted = [name for name in found.of(start + t) if name in names]
+            wanted = [name for name in described.of(start + t) if name in names]
             assert [names[c] for c in columns if c >= 0] == wanted == dataset.features(i)[t]
             assert columns[len(wanted) :] == [-1] * (len(columns) - len(wanted))
     widest = max(len(f) for i in indices for f in dataset.features(i))

@@ -39,22 +39,22 @@ Paris NNP B-NP B-LOC
 
 
 def test_positions_comments_and_tabs(tmp_path):
-    found = read_columns(write(tmp_path, UNER), Columns(word=1, tag=2, comment="#"))
-    assert found.words == ["SID", "i", "1 000", "#", "Danmark"]
-    assert found.tags == ["B-ORG", "O", "O", "O", "B-LOC"]
-    assert found.pos == ["_"] * 5
-    assert found.offsets.tolist() == [0, 3, 5]
-    assert found.lines.tolist() == [3, 4, 5, 9, 10]
+    sentences = read_columns(write(tmp_path, UNER), Columns(word=1, tag=2, comment="#"))
+    assert sentences.words == ["SID", "i", "1 000", "#", "Danmark"]
+    assert sentences.tags == ["B-ORG", "O", "O", "O", "B-LOC"]
+    assert sentences.pos == ["_"] * 5
+    assert sentences.offsets.tolist() == [0, 3, 5]
+    assert sentences.lines.tolist() == [3, 4, 5, 9, 10]
     same = read_columns(write(tmp_path, UNER.replace("\n", "\r\n")), Columns(word=-4, tag=-3, comment="# "))
-    assert (same.words, same.tags) == (found.words, found.tags)
+    assert (same.words, same.tags) == (sentences.words, sentences.tags)
 
 
 def test_documents_and_iob1(tmp_path):
-    found = read_columns(write(tmp_path, CONLL2003), Columns(pos=1))
-    assert found.words == ["EU", "rejects", "German", "Bonn", "Paris"]
-    assert found.tags == ["B-ORG", "O", "B-MISC", "B-LOC", "B-LOC"]
-    assert found.pos == ["NNP", "VBZ", "JJ", "NNP", "NNP"]
-    assert found.offsets.tolist() == [0, 5]
+    sentences = read_columns(write(tmp_path, CONLL2003), Columns(pos=1))
+    assert sentences.words == ["EU", "rejects", "German", "Bonn", "Paris"]
+    assert sentences.tags == ["B-ORG", "O", "B-MISC", "B-LOC", "B-LOC"]
+    assert sentences.pos == ["NNP", "VBZ", "JJ", "NNP", "NNP"]
+    assert sentences.offsets.tolist() == [0, 5]
     chunked = read_columns(write(tmp_path, CONLL2003), Columns(tag=2))
     assert chunked.tags == ["B-NP", "B-VP", "B-NP", "I-NP", "B-NP"]
 
@@ -130,14 +130,14 @@ def test_every_scheme_becomes_bio(sentences):
 @examples(40)
 @given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), min_size=1, max_size=7))
 def test_chunks_stay_and_are_allowed(tags):
-    found = to_bio(tags, [0, len(tags)])
-    assert chunks(found) == chunks(tags)
+    result = to_bio(tags, [0, len(tags)])
+    assert chunks(result) == chunks(tags)
     names = ("O", "B-A", "I-A", "B-B", "I-B")
-    states = torch.tensor([[names.index(tag) for tag in found]])
+    states = torch.tensor([[names.index(tag) for tag in result]])
     assert bio_transitions(names).allows(states).tolist() == [True]
-    assert to_bio(found, [0, len(found)]) == found
+    assert to_bio(result, [0, len(result)]) == result
     given_states = torch.tensor([[names.index(tag) for tag in tags]])
-    assert bio_transitions(names).allows(given_states).tolist() == [found == tags]
+    assert bio_transitions(names).allows(given_states).tolist() == [result == tags]
 
 
 def test_a_word_between_tabs_may_be_a_blank(tmp_path):

@@ -287,8 +287,8 @@ def test_sentences_whose_arcs_cross(write):
 
 def test_attachment_scores(write):
     sentences = read_conllu(write(VAMONOS))
-    found = attachment([torch.tensor([0, 1, 5, 5, 1, 1, 5]), [2, 0, -1, -1]], sentences)
-    assert found == (5 / 9, 5 / 7, 9, 2)
+    result = attachment([torch.tensor([0, 1, 5, 5, 1, 1, 5]), [2, 0, -1, -1]], sentences)
+    assert result == (5 / 9, 5 / 7, 9, 2)
     assert attachment([s.heads for s in sentences], sentences)[:2] == (1.0, 1.0)
     dots = Sentence((".",), ("PUNCT",), (0,), 1)
     assert attachment([[0]], [dots]) == (1.0, None, 1, 1)

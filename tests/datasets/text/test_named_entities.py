@@ -46,7 +46,7 @@ token = st.tuples(st.text("aB1-|é", min_size=1, max_size=7), st.sampled_from(["
 @examples(30)
 @given(st.lists(st.lists(token, min_size=1, max_size=5), min_size=1, max_size=3))
 def test_attributes_are_the_templates_one_by_one(rows):
-    found, place = entity_attributes(sentences_of(rows)), 0
+    sentences, place = entity_attributes(sentences_of(rows)), 0
     for sentence in rows:
         for t in range(len(sentence)):
             expected = []
@@ -56,7 +56,7 @@ def test_attributes_are_the_templates_one_by_one(rows):
                 if all(values):
                     expected.append("|".join(f"{f}[{d}]" for f, d in template) + "=" + "|".join(values))
             expected += ["__BOS__"] * (t == 0) + ["__EOS__"] * (t == len(sentence) - 1)
-            assert found.of(place) == expected
+            assert sentences.of(place) == expected
             place += 1
 
 
@@ -112,7 +112,7 @@ def test_the_model(tmp_path):
     loop = CompiledBCFW(head, dual, in_order(train))
     assert loop.solve(tolerance=0.01).gap <= 0.01
     batch = train.__getitems__([0, 1])
-    found = train.tags_of(head.structure.decode(head(batch.x, batch.lengths)), batch.lengths)
-    assert found == [train.tags(0), train.tags(1)]
-    for a, b in itertools.pairwise(found[0]):
+    labels = train.tags_of(head.structure.decode(head(batch.x, batch.lengths)), batch.lengths)
+    assert labels == [train.tags(0), train.tags(1)]
+    for a, b in itertools.pairwise(labels[0]):
         assert b[0] != "I" or a[2:] == b[2:]

@@ -260,10 +260,10 @@ def test_made_up_languages_are_learned(root, train):
     head, certificate = fit(train, 1.0, 0.02)
     assert certificate.gap <= 0.02
     test = WordAlignment("test", root, train.features)
-    found = align(head, test, batch_size=4)
-    assert found == align(head, test, batch_size=1)
-    assert all(len({f for f, _ in links}) == len({e for _, e in links}) == len(links) for links in found)
-    assert alignment_errors(found, test.pairs).error_rate < 0.05
+    result = align(head, test, batch_size=4)
+    assert result == align(head, test, batch_size=1)
+    assert all(len({f for f, _ in links}) == len({e for _, e in links}) == len(links) for links in result)
+    assert alignment_errors(result, test.pairs).error_rate < 0.05
 
 
 def test_rules_on_a_coefficient():
@@ -272,11 +272,11 @@ def test_rules_on_a_coefficient():
     assert matching_links(values, 0.5) == [{(0, 1), (1, 0)}]
     assert matching_links(values, 0.85) == [{(0, 0)}]
 
-    def error(found):
-        return len(found[0] ^ {(0, 0), (0, 1)})
+    def error(result):
+        return len(result[0] ^ {(0, 0), (0, 1)})
 
     assert best_threshold(threshold_links, values, error, steps=10) == 0.7
-    assert best_threshold(threshold_links, values, lambda found: 0.0) == 0.0
+    assert best_threshold(threshold_links, values, lambda result: 0.0) == 0.0
 
 
 def test_the_data_module(root):

@@ -44,10 +44,10 @@ def seen_of(word: str) -> set[str]:
 @given(WORDS)
 def test_attributes_are_those_of_the_spelling(words):
     words = [*words, "$^$", "a" * 20]
-    found = Spellings.of(words).attributes()
-    assert len(set(found.names)) == len(found.names)
+    names = Spellings.of(words).attributes()
+    assert len(set(names.names)) == len(names.names)
     for i, word in enumerate(words):
-        mine = found.of(i)
+        mine = names.of(i)
         assert len(mine) == len(set(mine))
         assert set(mine) == seen_of(word)
 
