@@ -12,7 +12,6 @@ import torch
 from cases.benchmark_parts import measured, part_of
 from suite import baselines, descent, exact, measuring, memory, roofline, solvers
 from suite.measuring import Kept, asker, interpolate
-from suite.synthetic import Chains
 
 from torchssvm.datasets import OCR, PaddedDataset
 
@@ -105,17 +104,6 @@ def test_descents_lower_the_primal():
         result = descent.hinge(optimizer, lr, 2, points=2, **known)
         assert 0.165 < result["curve"][-1]["primal"] < 1.0 == result["curve"][0]["primal"]
         assert [round(point["passes"]) for point in result["curve"]] == [0, 1, 2]
-
-
-def test_chains_are_made_lazily_and_the_same_again():
-    chains = Chains(10, 3, 4, 5, batch_size=4)
-    batches = list(chains)
-    assert [len(batch.index) for batch in batches] == [4, 4, 2]
-    assert torch.equal(torch.cat([batch.x for batch in chains]), torch.cat([batch.x for batch in batches]))
-    data = chains.dataset()
-    assert torch.equal(data.x, torch.cat([batch.x for batch in batches]))
-    assert torch.equal(data.y, torch.cat([batch.y for batch in batches]))
-    assert len(data.y.unique()) > 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux")

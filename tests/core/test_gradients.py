@@ -200,17 +200,6 @@ def test_a_call_is_known_only_as_it_was_made():
     assert scores.grad_fn is None
 
 
-def test_features_that_are_trained_get_their_gradients():
-    head, (args, _) = Bare(), inputs_of(Bare())
-    x = args[0].requires_grad_()
-    DualState.for_head(head, 9, 0.1, structure=Multiclass(K))
-    potentials = as_potentials(head(2.0 * x))
-    result = cheap_adjoint(potentials, {"potentials": torch.ones(6, K).double()}, list(head.parameters()))
-    assert not any(gradient.requires_grad for gradient in result)
-    potentials.single.sum().backward()
-    assert x.grad is not None
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_the_head_can_be_compiled_and_exported(before):
     head, x = Bare(), inputs_of(Bare())[0][0]

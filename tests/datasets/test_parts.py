@@ -8,7 +8,6 @@ from cases.items import Items
 from cases.problems import PROBLEMS
 
 from torchssvm import in_order, solve
-from torchssvm.core.batch import Part
 from torchssvm.datasets import OCR, PaddedDataset, PrecomputedFeatures, hold_out
 
 
@@ -56,11 +55,3 @@ def test_wrappers_keep_what_describes_the_labels():
     letters = PrecomputedFeatures(hold_out(OCR(), 0.01)[1], torch.nn.Linear(128, 4))
     assert letters.num_states == 26
     assert not hasattr(letters, "in_features")
-
-
-def test_a_part_and_its_part_make_batches_at_once():
-    data = PaddedDataset(torch.randn(6, 3, 2), torch.zeros(6, 3, dtype=torch.int64))
-    part = Part(Part(data, [5, 3, 1]), [2, 0])
-    batch = part.collate(part.__getitems__([1, 0]))
-    assert torch.equal(batch.x, data.x[[5, 1]])
-    assert batch.index.tolist() == [1, 0]

@@ -288,23 +288,6 @@ def test_pixels(train):
     assert batch.x.regions.dtype == torch.int64
 
 
-def test_pixels_of_different_sizes_are_padded(tmp_path):
-    write(tmp_path)
-    image, mask = picture(0, 36, 60)
-    save(tmp_path / "rgb" / "horse001.png", image)
-    save(tmp_path / "figure_ground" / "horse001.png", mask.astype(np.uint8) * 255)
-    dataset = PixelSegmentation(open_small(tmp_path))
-    batch = dataset.__getitems__([0, 1])
-    assert batch.x.image.shape == (2, 3, 40, 60)
-    assert (batch.x.regions[0, 36:] == -1).all()
-    assert (batch.x.regions[1, :, 56:] == -1).all()
-    pooled = pool_regions(batch.x.image, batch.x.regions, batch.x.graph.nodes.shape[1])
-    for row in (0, 1):
-        x = dataset[row].x
-        alone = pool_regions(x.image[None], x.regions[None])[0]
-        torch.testing.assert_close(pooled[row, : len(alone)], alone)
-
-
 def test_the_cache_is_opened_anew_in_a_worker(train):
     sent = pickle.dumps(train)
     assert len(sent) < 4000
