@@ -1,7 +1,5 @@
 """The script for the day that there is a device: every part works at tiny sizes on a pretended one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "device.py"
 
 def test_every_part_runs_at_tiny_sizes(run_script, tmp_path):
     pytest.importorskip("matplotlib")
-    said = run_script(SCRIPT, "--quick", "--out", tmp_path)
+    run_script(SCRIPT, "--quick", "--out", tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "device.jsonl").read_text().splitlines()]
     assert {row["part"] for row in rows} == {"machine", "kernels", "steps", "large", "training", "checks", "tests"}
     missing = {row["what"]: row["found"]["not measured"] for row in rows if "not measured" in row["found"]}
@@ -25,23 +23,13 @@ def test_every_part_runs_at_tiny_sizes(run_script, tmp_path):
     for side in ("device, batches of 4", "compiled, CPU"):
         assert "quick runs read no files" in missing.pop(f"CoNLL-2000: {side}")
     assert not missing
-    found = {row["what"]: row["found"] for row in rows}
-    assert found["two runs, compared in bits"]["same bits"] is True
-    assert found["box QP of 8 blocks"]["same bits"] is True
+    result = {row["what"]: row["found"] for row in rows}
+    assert result["two runs, compared in bits"]["same bits"] is True
+    assert result["box QP of 8 blocks"]["same bits"] is True
     for row in (row for row in rows if row["part"] == "kernels"):
         rounding = 1e-12 if row["what"].startswith("marginals") else 0.0  # the twin on the CPU sums in another order
         assert row["found"]["same bits"] in (True, False)
         assert row["found"].get("largest difference", 0.0) <= rounding, row["what"]
-    assert found["each kernel again in other orders"]["exit status"] == 0
+    assert result["each kernel again in other orders"]["exit status"] == 0
     assert (tmp_path / "race.png").exists()
-    assert found["pytest"]["exit status"] == 0
-    table = (tmp_path / "device.md").read_text().splitlines()
-    assert table[0].startswith("On a pretended device, at tiny sizes")
-    assert len(table) == 4 + len(rows)
-    assert "torchssvm ms" in said
-
-
-def test_a_part_over_its_time_says_so(run_script, tmp_path):
-    run_script(SCRIPT, "--quick", "--part", "steps", "--minutes", -1, "--out", tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "device.jsonl").read_text().splitlines()]
-    assert all("minutes are over" in row["found"]["not run"] for row in rows if row["part"] == "steps")
+    assert result["pytest"]["exit status"] == 0

@@ -1,7 +1,5 @@
 """The script for compute-sanitizer launches every Triton kernel of the package."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

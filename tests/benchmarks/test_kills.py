@@ -1,7 +1,5 @@
 """Trainings that are killed again and again end as those left alone, and lose nothing; ``benchmarks/kills.py``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -55,17 +53,3 @@ def test_a_difference_and_a_loss_are_seen(forgetful):
     assert tally.saves >= 7
     assert tally.lost >= 1
     assert [where.split(":")[0] for _, where in tally.differing] == ([] if forgetful else [".started"])
-
-
-def test_states_are_compared_to_the_bit():
-    a = {"x": [torch.zeros(2), 1.0], "y": "a"}
-    assert list(kills.differences(a, {"x": [torch.zeros(2), 1.0], "y": "a"})) == []
-    for other, where in (
-        ({"x": [torch.tensor([0.0, 1e-40]), 1.0], "y": "a"}, ".x[0]: tensors"),
-        ({"x": [torch.zeros(2, dtype=torch.float64), 1.0], "y": "a"}, ".x[0]: tensors"),
-        ({"x": [torch.zeros(2)], "y": "a"}, ".x: lengths 2 and 1"),
-        ({"x": [torch.zeros(2), 1.0]}, "['y'] is in one of them"),
-        ({"x": [torch.zeros(2), 1], "y": "a"}, ".x[1]: float and int"),
-        ({"x": [torch.zeros(2), 1.0], "y": "b"}, ".y: a and b"),
-    ):
-        assert where in "".join(kills.differences(a, other))

@@ -1,7 +1,5 @@
 """Batches on their way to a device."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -56,11 +54,11 @@ def test_every_tensor_is_pinned(monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor + 1)
     batch = nested()
-    found = pin_memory(batch)  # as a DataLoader(pin_memory=True) does
-    assert isinstance(found, Batch)
+    result = pin_memory(batch)  # as a DataLoader(pin_memory=True) does
+    assert isinstance(result, Batch)
     assert len(pinned) == 6
-    assert found.x["graph"][0].tolist() == [1, 2, 3, 4]
-    assert found.x["graph"][1][1] == "a word"
+    assert result.x["graph"][0].tolist() == [1, 2, 3, 4]
+    assert result.x["graph"][1][1] == "a word"
 
 
 def test_copies_and_workers_give_the_same_batch():
@@ -69,14 +67,3 @@ def test_copies_and_workers_give_the_same_batch():
     assert from_worker.x.tolist() == [1.0, 1.0]
     for other in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
         assert [t.tolist() for t in tree_tensors(other)] == [t.tolist() for t in tree_tensors(batch)]
-
-
-def test_lightning_moves_and_casts_it():
-    pytest.importorskip("lightning")
-    from lightning.fabric.utilities.apply_func import move_data_to_device
-    from lightning.pytorch.plugins.precision import DoublePrecision
-
-    moved = move_data_to_device(nested(), torch.device("meta"))
-    assert moved.x["graph"][1][0].is_meta
-    cast = DoublePrecision().convert_input(nested())
-    assert (cast.x["pixels"].dtype, cast.y.dtype) == (torch.float64, torch.int64)

@@ -46,7 +46,7 @@ def test_copies_of_constants_follow_them_and_go_with_them(cuda):
     (weights * first).sum().backward()  # it is no inference tensor
     numbers[0] = 5.0
     assert constant(numbers, there).tolist() == [5.0, 0.0, 0.0]
-    held = weakref.ref(numbers), weakref.ref(constant(numbers, there))
+    references = weakref.ref(numbers), weakref.ref(constant(numbers, there))
     del numbers
     gc.collect()
-    assert [each() for each in held] == [None, None]
+    assert [each() for each in references] == [None, None]

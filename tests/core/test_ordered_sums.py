@@ -20,17 +20,17 @@ def test_terms_are_added_where_they_belong(axes):
     for b in range(5):
         for p in range(20):
             expected[b, places[b, p]] += values[b, p]
-    found = target.clone()
-    assert add_at(found, places, values) is found
-    assert torch.equal(found, expected)
+    result = target.clone()
+    assert add_at(result, places, values) is result
+    assert torch.equal(result, expected)
     with on_a_device() as seen:
         torch.testing.assert_close(add_at(target.clone(), places, values), expected)
         assert not seen.depend
         torch.testing.assert_close(add_at(target.clone(), places, values, any_order=True), expected)
         assert seen.depend  # it was not true
-    found = target[0].clone()
-    assert add_rows(found, places[0], values[0]) is found
-    assert torch.equal(found, expected[0])
+    result = target[0].clone()
+    assert add_rows(result, places[0], values[0]) is result
+    assert torch.equal(result, expected[0])
     with on_a_device() as seen:
         torch.testing.assert_close(add_rows(target[0].clone(), places[0], values[0]), expected[0])
     assert not seen.depend
@@ -43,9 +43,9 @@ def test_a_column_that_comes_twice_in_a_list():
     columns = torch.randint(-1, 3, (4, 5, 9), generator=rng(0))
     features = SparseFeatures(columns, torch.randn(4, 5, 9, generator=rng(1)))
     with on_a_device() as seen:
-        found = features.dense(3)
+        result = features.dense(3)
     assert not seen.depend
-    torch.testing.assert_close(found, features.dense(3))
+    torch.testing.assert_close(result, features.dense(3))
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)

@@ -42,4 +42,4 @@ def test_networks_that_padding_does_not_change_are_left_as_they_are(make):
 
 def test_a_mean_over_padding_is_refused():
     with pytest.raises(ValueError, match="features=Network"):
-        check_padded_ids(Network(lambda found: found + found.mean(1, keepdim=True)), IDS, LENGTHS)
+        check_padded_ids(Network(lambda result: result + result.mean(1, keepdim=True)), IDS, LENGTHS)

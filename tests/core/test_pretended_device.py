@@ -108,12 +108,12 @@ def test_launches_are_counted(device):
 def test_products_are_rounded_to_tf32_where_the_settings_say_so(device):
     x = torch.tensor([[1.0 + 2.0**-12]], device=device)
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    found = []
+    results = []
     try:
         for allowed in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-            found.append((float(x @ x), float(nn.functional.conv1d(x.view(1, 1, 1), x.view(1, 1, 1)))))
+            results.append((float(x @ x), float(nn.functional.conv1d(x.view(1, 1, 1), x.view(1, 1, 1)))))
             assert float(x.double() @ x.double()) == (1.0 + 2.0**-12) ** 2
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-    assert found == [((1.0 + 2.0**-11),) * 2, (1.0, 1.0)]
+    assert results == [((1.0 + 2.0**-11),) * 2, (1.0, 1.0)]

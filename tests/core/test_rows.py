@@ -14,8 +14,8 @@ def test_rows_that_are_there_stay_when_the_buffer_grows(trailing):
         values = torch.randn(1, rows, *trailing, dtype=torch.float64)
         given.append(values)
         buffer.add(torch.tensor([example]), torch.tensor([rows]), values, torch.ones(1, dtype=torch.float64))
-        for before, held in enumerate(given):
-            count = torch.tensor([held.shape[1]])
-            found, wrong = buffer.read(torch.tensor([before]), count, held.shape[1], trailing)
+        for before, stored in enumerate(given):
+            count = torch.tensor([stored.shape[1]])
+            result, wrong = buffer.read(torch.tensor([before]), count, stored.shape[1], trailing)
             assert wrong < 0
-            assert torch.equal(found.view(held.shape), held)
+            assert torch.equal(result.view(stored.shape), stored)

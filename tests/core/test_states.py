@@ -1,7 +1,5 @@
 """States in checkpoints: refused as a whole if one entry does not fit, divided and put together again."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -10,7 +8,7 @@ import torch
 from cases.problems import PROBLEMS, assert_same, chain, through_a_file
 
 from torchssvm import GDMM, CompiledBCFW, Corrective, DualState, GapBatchSampler, Labelings, MeanParts, Weights
-from torchssvm.core.states import Numbers, check_entries, with_seal
+from torchssvm.core.states import with_seal
 from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
 
@@ -22,17 +20,17 @@ def trained(**rules):
 
 def average():
     training = trained()
-    found = WeightedAverage.following(training.dual)
-    found.training = training.run([[0], [1]])
-    return found
+    result = WeightedAverage.following(training.dual)
+    result.training = training.run([[0], [1]])
+    return result
 
 
 def sampler():
     training = trained()
-    found = GapBatchSampler(training.dual, batch_size=2, chunk=1)
-    for rows, _ in zip(found, range(2), strict=False):
+    result = GapBatchSampler(training.dual, batch_size=2, chunk=1)
+    for rows, _ in zip(result, range(2), strict=False):
         training.step(rows)
-    return found
+    return result
 
 
 def compiled():
@@ -174,30 +172,6 @@ def test_states_share_no_memory_with_their_object(kind):
     assert_same(state, before)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "value"),
-    [
-        (int, 1.0),
-        (int, True),
-        (bool, 1),
-        (Numbers(int, low=0), -1),
-        (Numbers(float), math.inf),
-        (Numbers(float, high=math.inf), math.nan),
-        (Numbers(torch.float64, (2, None)), torch.zeros(3, 2, dtype=torch.float64)),
-        (Numbers(torch.float64, (2,)), torch.tensor([0.0, math.inf], dtype=torch.float64)),
-        (Numbers(torch.int64, None), torch.zeros(2)),
-        ([int], []),
-        (None, 0),
-        ("a", 3),
-    ],
-)
-def test_entries_that_do_not_fit_are_named(wanted, value):
-    with pytest.raises(ValueError, match=r"thing\['name'\]"):
-        check_entries({"name": value}, {"name": wanted}, "thing")
-    with pytest.raises(ValueError, match="name"):
-        check_entries({}, {"name": wanted}, "thing")
-
-
 STORAGES = {
     "mean parts": lambda: {"storage": MeanParts()},
     "labelings": lambda: {"storage": Labelings(capacity=2), "direction": Corrective()},
@@ -215,20 +189,3 @@ def test_parts_of_a_dual_make_the_whole(kind):
     whole = dual.merged_state([dual.part_of_state(state, part) for part in parts], parts)
     dual.load_state_dict(whole)
     assert_same([dual.part_of_state(whole, p) for p in parts], [dual.part_of_state(state, p) for p in parts])
-    problem = training.problem
-    for row in range(problem.n):
-        batch = problem.batch([row])
-        potentials = training.head(batch.x, batch.lengths)
-        target = dual.structure.check_target(batch.y, potentials)
-        assert_same(
-            dual.storage.gather(batch.index, potentials, target).inner(potentials),
-            _again(training, state).gather(batch.index, potentials, target).inner(potentials),
-        )
-
-
-def _again(training, state):
-    storage = type(training.dual.storage)(*([2] if isinstance(training.dual.storage, Labelings) else []))
-    dual = training.dual
-    storage.bind(dual.num_examples, dual.lam, dual.structure, dual.parameters, None)
-    storage.load_state_dict(state["storage"])
-    return storage

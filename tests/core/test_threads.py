@@ -16,11 +16,8 @@ from torchssvm.core.threads import run_in_chunks, split
 
 
 @pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
+def threads(set_threads):
+    set_threads(3)
 
 
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=40)
@@ -52,13 +49,13 @@ def test_every_item_is_done_once_and_results_come_in_order(sizes, grain):
         seen[begin:end] += 1
         return begin, end, index
 
-    found = run_in_chunks(function, sizes, grain=grain)
+    result = run_in_chunks(function, sizes, grain=grain)
     assert seen.tolist() == [1] * len(sizes)
-    assert found[0][0] == 0
-    assert found[-1][1] == len(sizes)
-    assert [index for _, _, index in found] == list(range(len(found)))
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
-    assert len(found) <= max(1, sum(sizes) / grain if grain else 3)
+    assert result[0][0] == 0
+    assert result[-1][1] == len(sizes)
+    assert [index for _, _, index in result] == list(range(len(result)))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(result))
+    assert len(result) <= max(1, sum(sizes) / grain if grain else 3)
 
 
 def test_several_threads_take_part():
@@ -92,7 +89,7 @@ def test_the_first_error_is_raised_after_all_ranges_are_done():
 
 
 def test_a_call_from_inside_is_not_split_again():
-    inner = run_in_chunks(lambda *_: run_in_chunks(lambda *found: found, [1] * 9), [1, 1, 1])
+    inner = run_in_chunks(lambda *_: run_in_chunks(lambda *result: result, [1] * 9), [1, 1, 1])
     assert inner == [[(0, 9, 0)]] * 3
 
 

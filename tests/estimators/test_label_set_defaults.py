@@ -87,8 +87,8 @@ def test_a_weight_is_a_row_that_comes_so_often():
 
 def test_pairs_are_those_that_depend_on_each_other():
     y = _chained(np.random.default_rng(5))
-    found = {tuple(pair) for pair in choose_pairs(y).tolist()}
-    assert {(0, 1), (1, 2), (2, 3)} <= found <= set(itertools.combinations(range(4), 2))
+    result = {tuple(pair) for pair in choose_pairs(y).tolist()}
+    assert {(0, 1), (1, 2), (2, 3)} <= result <= set(itertools.combinations(range(4), 2))
     assert len(choose_pairs(np.random.default_rng(6).integers(0, 2, (200, 30)))) <= 1  # by chance
     constant = np.hstack([np.zeros((400, 1), int), y, np.ones((400, 1), int)])
     assert np.array_equal(choose_pairs(constant), choose_pairs(y) + 1)

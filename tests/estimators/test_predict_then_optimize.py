@@ -35,7 +35,7 @@ def test_the_objective_is_that_of_a_quadratic_program(anchor):
     model = PredictThenOptimize(SQUARE, 0.3, anchor=anchor, tol=1e-4, random_state=0).fit(x, costs)
     one = np.c_[x, np.ones(6)]
     base = np.linalg.lstsq(one, costs, rcond=None)[0].T if anchor != "zero" else np.zeros((4, 3))
-    found = np.c_[model.coef_, model.intercept_]
+    result = np.c_[model.coef_, model.intercept_]
 
     def objective(w, slack):
         return 0.15 * ((w.reshape(4, 3) - base) ** 2).sum() + slack.mean()
@@ -49,7 +49,7 @@ def test_the_objective_is_that_of_a_quadratic_program(anchor):
     start = np.r_[base.ravel(), spo_plus(one @ base.T, costs)]
     by_qp = minimize(lambda z: objective(z[:12], z[12:]), start, constraints={"type": "ineq", "fun": room}).fun
     own = model.certificate_
-    assert objective(found, spo_plus(model.predict(x), costs)) == pytest.approx(own.primal, rel=1e-6)
+    assert objective(result, spo_plus(model.predict(x), costs)) == pytest.approx(own.primal, rel=1e-6)
     assert own.dual - 1e-9 <= by_qp <= own.primal + 1e-6
     assert own.primal - own.dual <= 1e-4 * own.primal
 
@@ -128,97 +128,65 @@ class Choice:
 @pytest.mark.parametrize("quick", [True, False])
 def test_what_a_program_says_of_its_speed_chooses_the_solver(quick):
     x, costs = draw(20)
-    found = []
+    results = []
     for delay in (0.0, 1e-3):  # a clock says nothing
         program = OptModel(Choice())
         program.quick, solve = quick, program.solve
         program.solve = lambda *args, delay=delay, solve=solve: (time.sleep(delay), solve(*args))[1]
-        found.append(PredictThenOptimize(program, 0.1, tol=0.05, random_state=0).fit(x, costs))
-    assert found[0].structure_.quick_to_decode == quick
-    assert found[0].certificate_.relative_gap <= 0.05
-    assert np.array_equal(found[0].coef_, found[1].coef_)
+        results.append(PredictThenOptimize(program, 0.1, tol=0.05, random_state=0).fit(x, costs))
+    assert results[0].structure_.quick_to_decode == quick
+    assert results[0].certificate_.relative_gap <= 0.05
+    assert np.array_equal(results[0].coef_, results[1].coef_)
 
 
 def test_a_model_of_pyepo_maximises_and_is_checked():
-    own = Choice()
-    own.modelSense = -1
-    with pytest.raises(ValueError, match="modelSense=-1 must be 1"):
-        OptModel(own)
-    own.solve = lambda: (np.eye(4)[own.c.argmax()], own.c.max())
-    assert OptModel(own).maximize
-    own.modelSense = 1
-    with pytest.raises(ValueError, match="modelSense=1 must be -1"):
-        OptModel(own)
-    own = Choice()
-    assert not OptModel(own).maximize
     y, value, bound = OptModel(Choice()).solve(np.array([[2.0, 1.0, 3.0, 4.0]]))
-    assert y.dtype == np.int64
-    assert y.tolist() == [[0, 1, 0, 0]]
-    assert value.tolist() == [1.0]
-    assert bound is None
-    model = OptModel(own)
-    own.solve = lambda: (np.full(4, 0.5), 0.0)
-    with pytest.raises(ValueError, match=r"row 0 of the batch is not whole: give OptModel\(model, whole=False\)"):
-        model.solve(np.ones((1, 4)))
-    assert OptModel(own, whole=False).solve(np.ones((1, 4)))[0].tolist() == [[0.5] * 4]
-    own.solve = lambda: (np.zeros(3), 0.0)
-    with pytest.raises(ValueError, match="num_cost"):
-        model.solve(np.ones((1, 4)))
-    with pytest.raises(ValueError, match="given"):
-        model.solve(np.ones((1, 4)), np.ones((1, 1)))
-    own.modelSense = 0
-    with pytest.raises(ValueError, match="modelSense"):
-        OptModel(own)
-    own.modelSense, own.c_pred_index = 1, np.arange(2)
-    with pytest.raises(TypeError, match="model="):
-        OptModel(own)
-    with pytest.raises(TypeError, match="model="):
-        OptModel(Choice)
+    assert (y.dtype, y.tolist(), value.tolist(), bound) == (np.int64, [[0, 1, 0, 0]], [1.0], None)
+    model = Choice()
+    for solve, sense in ((model.solve, 1), (lambda: (np.eye(4)[model.c.argmax()], model.c.max()), -1)):
+        model.solve, model.modelSense = solve, sense
+        assert OptModel(model).maximize == (sense == -1)
+        for wrong in (-sense, 0):
+            model.modelSense = wrong
+            with pytest.raises(ValueError, match="modelSense"):
+                OptModel(model)
+    model, halves = Choice(), (np.full(4, 0.5), 0.0)
+    oracle, model.solve = OptModel(model), lambda: halves
+    with pytest.raises(ValueError, match="whole"):
+        oracle.solve(np.ones((1, 4)))
+    assert OptModel(model, whole=False).solve(np.ones((1, 4)))[0].tolist() == [[0.5] * 4]
+
+
+X, COSTS = draw(4)
+MODEL = PredictThenOptimize(SQUARE, 1.0, max_passes=2.0, tol=0.9)
+MADE = {"program": SQUARE, "lam": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("call", "argument"),
     [
-        ({"anchor": "mean"}, ValueError, "anchor"),
-        ({"lam": 0.0}, ValueError, "lam=0"),
-        ({"held_out": 1.0}, ValueError, "held_out=1.0"),
-        ({"held_out": "a"}, TypeError, "held_out='a'"),
-        ({"intercept_scaling": -1.0}, ValueError, "intercept_scaling=-1"),
-        ({"shared": True}, ValueError, r"X has shape \[4, 2\]"),
-        ({"program": 3}, TypeError, "oracle=3"),
-        ({"tol": 2.0}, ValueError, "tol=2.0"),
+        *(
+            (lambda wrong=wrong: PredictThenOptimize(**MADE | wrong).fit(X, COSTS), argument)
+            for wrong, argument in (
+                ({"anchor": "mean"}, "anchor"),
+                ({"lam": 0.0}, "lam="),
+                ({"held_out": 1.0}, "held_out="),
+                ({"intercept_scaling": -1.0}, "intercept_scaling="),
+                ({"shared": True}, "X"),
+                ({"program": 3}, "oracle="),
+                ({"tol": 2.0}, "tol="),
+            )
+        ),
+        (lambda: MODEL.fit(X, COSTS[:3]), "costs"),
+        (lambda: MODEL.fit(X, COSTS[:, :3]), "costs"),
+        (lambda: MODEL.fit(X * np.nan, COSTS), "finite"),
+        (lambda: MODEL.fit(X * 1e200, COSTS), "X"),
+        (lambda: PredictThenOptimize(SQUARE).fit(X[:1], COSTS[:1]), "lam=None"),
+        (lambda: MODEL.fit(X, COSTS).predict(np.ones((1, 3))), "X"),
+        (lambda: MODEL.fit(X, COSTS).regret(X, COSTS[:3]), "costs"),
+        (lambda: MODEL.fit(X, COSTS).decide(Situations(torch.as_tensor(X), torch.ones(1, 4))), r"X\.fixed"),
     ],
 )
-def test_errors(options, error, said):
-    x, costs = draw(4)
-    with pytest.raises(error, match=said):
-        PredictThenOptimize(**{"program": SQUARE, "lam": 1.0, **options}).fit(x, costs)
-
-
-def test_errors_of_data():
-    x, costs = draw(4)
-    model = PredictThenOptimize(SQUARE, 1.0)
-    with pytest.raises(ValueError, match="costs"):
-        model.fit(x, costs[:3])
-    with pytest.raises(ValueError, match="costs"):
-        model.fit(x, costs[:, :3])
-    with pytest.raises(ValueError, match="not finite"):
-        model.fit(x * np.nan, costs)
-    for large in (x * 1e200, (x * 1e30).astype(np.float32)):
-        with pytest.raises(ValueError, match="X has features"):
-            model.fit(large, costs)
-    with pytest.raises(ValueError, match="lam=None"):
-        PredictThenOptimize(SQUARE).fit(x[:1], costs[:1])
-    with pytest.raises(ValueError, match="X has shape"):
-        model.fit(x, costs).predict(np.ones((1, 3)))
-    with pytest.raises(ValueError, match="costs"):
-        model.regret(x, costs[:3])
-    assert model.fit(x[:, :1], costs).coef_.shape == (4, 1)
-
-
-def test_known_costs_of_another_shape_are_refused():
-    x, costs = draw(4)
-    model = PredictThenOptimize(SQUARE, 1.0, max_passes=2.0, tol=0.9).fit(x, costs)
-    for wrong in (torch.full((4, 4), torch.nan), torch.ones(1, 4), torch.ones(4, 1)):
-        with pytest.raises(ValueError, match=r"X\.fixed"):
-            model.decide(Situations(torch.as_tensor(x), wrong))
+def test_what_does_not_fit_is_refused(call, argument):
+    with pytest.raises((TypeError, ValueError), match=argument):
+        call()

@@ -48,8 +48,8 @@ def test_the_checks_of_scikit_learn(estimator):
     # Both fits end within tol of the same optimum, and the checks ask for the same scores to seven digits.
     names = [f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")]
     reasons = dict.fromkeys(names, "the two fits agree within tol, see below")
-    found = check_estimator(estimator, on_skip=None, expected_failed_checks=reasons)
-    assert {one["status"] for one in found} <= {"passed", "skipped", "xfail"}
+    result = check_estimator(estimator, on_skip=None, expected_failed_checks=reasons)
+    assert {one["status"] for one in result} <= {"passed", "skipped", "xfail"}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -131,6 +131,6 @@ def test_generators_are_read_once():
     def tokens(rows):
         yield from rows
 
-    found = ChainSVC(tol=0.1, random_state=0).fit((tokens(own) for own in NAMED), (tokens(own) for own in LABELS))
-    assert found.predict(tokens(own) for own in NAMED) == found.predict(NAMED)
-    assert found.score((own for own in NAMED), (own for own in LABELS)) == found.score(NAMED, LABELS)
+    model = ChainSVC(tol=0.1, random_state=0).fit((tokens(own) for own in NAMED), (tokens(own) for own in LABELS))
+    assert model.predict(tokens(own) for own in NAMED) == model.predict(NAMED)
+    assert model.score((own for own in NAMED), (own for own in LABELS)) == model.score(NAMED, LABELS)

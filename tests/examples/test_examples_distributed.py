@@ -25,9 +25,9 @@ def last(out):
 
 
 def test_one_process_and_two_prove_the_same_optimum(run_script, tmp_path):
-    found = last(run_script(EXAMPLE, *SMALL, "--checkpoint", tmp_path / "one.pt"))
-    assert found[1] - found[0] <= 0.1
-    assert found[2] == 1
+    printed = last(run_script(EXAMPLE, *SMALL, "--checkpoint", tmp_path / "one.pt"))
+    assert printed[1] - printed[0] <= 0.1
+    assert printed[2] == 1
     file = tmp_path / "two.pt"
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE, *SMALL)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -46,7 +46,7 @@ def test_one_process_and_two_prove_the_same_optimum(run_script, tmp_path):
 
     two = start("0.1")
     assert two[2] == 2
-    assert max(two[0], found[0]) <= min(two[1], found[1])
+    assert max(two[0], printed[0]) <= min(two[1], printed[1])
     # One process goes on from where two have stopped.
     again = last(run_script(EXAMPLE, *SMALL, "--gap", "0.02", "--checkpoint", file))
     assert again[0] >= two[0]

@@ -1,12 +1,12 @@
 """The example and the benchmark of poses, on small images of the same form."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cases.benchmark_parts import measured
+from cases.example_files import report_of
 
 pytestmark = pytest.mark.slow
 
@@ -36,45 +36,29 @@ def people(tmp_path_factory):
 SMALL = ("--canvas", "32", "--widths", "[8,16]", "--types", "2", "--epochs", "1", "--lam", "0.5", "--gap", "0.2")
 
 
-def report_of(folder):
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
-    assert report["gap"] <= 0.2
-    assert report["n"] == 100
-    assert report["num_weights"] == 26 + 50 + 50 * 2 * 4
-    assert (folder / "convergence.png").stat().st_size > 10_000
-    return report
-
-
 def test_joint_training_and_a_second_run(run_script, people, tmp_path):
     """Network, joint training, head; then a head on the network that was kept."""
     first, second = tmp_path / "new" / "folder", tmp_path / "second"
     script, flags = ROOT / "examples" / "pose.py", (*SMALL, "--data", people)
     out = run_script(script, *flags, "--joint", "1", "--report", first)
-    report = report_of(first)
+    wanted = {"n": 100, "num_weights": 26 + 50 + 50 * 2 * 4}
+    report = report_of(first, **wanted)
     assert report["stopped_because"] in out
     assert "(network trained jointly)" in report["task"]
     assert out.count("PoseScores(") == 2
     out = run_script(script, *flags, "--network", first / "network.pt", "--report", second)
-    assert report_of(second)["task"] == "poses, a tree of springs"
+    assert report_of(second, **wanted)["task"] == "poses, a tree of springs"
     kept, again = (torch.load(folder / "network.pt", weights_only=True) for folder in (first, second))
     assert all(torch.equal(weight, again[name]) for name, weight in kept.items())
 
 
-def test_the_benchmark(people, tmp_path):
+def test_the_benchmark(people):
     options = {"data": str(people), "max_seconds": 120.0, "solvers": ["gap FW", "gap corrective + cache"]}
-    part, found = measured("pose", options, quick=True)
-    assert found["images"] == 10
-    assert list(found["oracle"]) == ["1", "2"]
-    assert all(one["ms_per_image"] > 0 for one in found["oracle"].values())
-    assert list(found["runs"]) == options["solvers"]
-    for (one,) in found["runs"].values():
+    _, results = measured("pose", options, quick=True)
+    assert results["images"] == 10
+    assert list(results["oracle"]) == ["1", "2"]
+    assert all(one["ms_per_image"] > 0 for one in results["oracle"].values())
+    assert list(results["runs"]) == options["solvers"]
+    for (one,) in results["runs"].values():
         assert one["checks"][-1]["gap"] <= 0.3
         assert one["checks"][-1]["passes"] >= 1
-    oracle, solvers = part.summarise(found).tables
-    assert len(oracle.rows) == len(solvers.rows) == 2
-    assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
-    with pytest.raises(ValueError, match="images=300 must lie between 1 and 200"):
-        measured("pose", {"data": str(people), "images": 300}, quick=True)
-    with pytest.raises(ValueError, match="no option is called picures; there are network, data, images"):
-        measured("pose", {"picures": 3})

@@ -51,6 +51,3 @@ def test_a_batch_of_names():
     assert lengths.tolist() == [2, 1]
     x, _ = batch_of_names([[{"a": 0.5, "new": 3.0}, ["b"]]], vocabulary)
     assert torch.equal(x.dense(3), torch.tensor([[[0.5, 0, 0], [0, 1, 0]]]))
-    for sentences in ([], [[["a"]], []]):
-        with pytest.raises(ValueError, match="sentences"):
-            batch_of_names(sentences, vocabulary)

@@ -1,7 +1,5 @@
 """Networks on the pixels of segmentations, what becomes of them on superpixels, and scores in pixels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -52,9 +50,6 @@ def network():
     return RegionGraphs(PixelFeatures(width=5, size=SIZE)).eval()
 
 
-# -- pixels -----------------------------------------------------------------------------------------------
-
-
 def test_features_have_half_the_size_and_logits_that_of_the_image():
     torch.manual_seed(0)
     classifier = ForegroundClassifier(PixelFeatures(width=6, size=SIZE))
@@ -65,21 +60,16 @@ def test_features_have_half_the_size_and_logits_that_of_the_image():
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    ("make", "argument"),
     [
-        (lambda: PixelFeatures(0), "width=0"),
-        (lambda: PixelFeatures(4, (30, 48)), r"size=\(30, 48\) must be two multiples of 16"),
-        (lambda: PixelFeatures(4, (0, 48)), "multiples of 16"),
+        (lambda: PixelFeatures(0), "width="),
+        (lambda: PixelFeatures(4, (30, 48)), "size="),
         (lambda: PixelFeatures(4, SIZE)(torch.zeros(3, *SIZE)), "image"),
-        (lambda: PixelFeatures(4, SIZE)(torch.zeros(1, 1, *SIZE)), "image"),
     ],
 )
-def test_pixel_features_refuse(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_pixel_features_refuse(make, argument):
+    with pytest.raises(ValueError, match=argument):
         make()
-
-
-# -- superpixels ------------------------------------------------------------------------------------------
 
 
 def test_borders_by_their_definition():
@@ -100,8 +90,8 @@ def test_borders_by_their_definition():
     real = edges[:, 0] >= 0
     np.testing.assert_allclose(lengths, pixels / pixels[real].mean())
     np.testing.assert_allclose(contrasts, sums / pixels.clip(min=1))
-    for found in border_contrasts(image, torch.zeros_like(regions), torch.full((2, 2), -1)):
-        assert found.tolist() == [0.0, 0.0]
+    for result in border_contrasts(image, torch.zeros_like(regions), torch.full((2, 2), -1)):
+        assert result.tolist() == [0.0, 0.0]
 
 
 def test_a_batch_is_made_of_its_images(network):
@@ -148,26 +138,23 @@ def test_features_are_trained_through_the_graph_cuts(network):
     assert all(bool(p.grad.any()) for p in network.features.stem.parameters())
 
 
-# -- in memory --------------------------------------------------------------------------------------------
-
-
 def test_precomputed_graphs_are_those_of_the_network(network):
     dataset = Items()
     network.train()
     network.features.stem[1].eval()
     modes = [part.training for part in network.modules()]
-    held = PrecomputedGraphs(dataset, network)
+    precomputed = PrecomputedGraphs(dataset, network)
     assert [part.training for part in network.modules()] == modes
-    assert (len(held), held.in_features, held.edge_features) == (3, 6, 7)
+    assert (len(precomputed), precomputed.in_features, precomputed.edge_features) == (3, 6, 7)
     network.eval()
     with torch.no_grad():
         for i in range(3):
-            x, y, index = held[i]
+            x, y, index = precomputed[i]
             wanted = network(dataset.collate([dataset[i]]).x)
             assert all(torch.equal(a, b[0]) for a, b in zip(x, wanted, strict=True))
             assert not x.nodes.requires_grad
             assert (index, y) == (i, dataset[i].y)
-    batch = held.collate([held[0], held[1]])
+    batch = precomputed.collate([precomputed[0], precomputed[1]])
     assert isinstance(batch, Batch)
     assert batch.lengths.tolist() == [4, 4]
     assert batch.x.edges[0, 3].tolist() == [-1, -1]
@@ -182,25 +169,19 @@ def test_precomputed_graphs_of_graphs():
 
     some = Some()
     some.examples = graphs
-    held = PrecomputedGraphs(some)
-    assert held[2] is graphs[2]
-    alone = PrecomputedGraphs(held, lambda x: Graphs(x.nodes, x.edge_features[:, :0], x.edges[:, :0]))
+    precomputed = PrecomputedGraphs(some)
+    assert precomputed[2] is graphs[2]
+    alone = PrecomputedGraphs(precomputed, lambda x: Graphs(x.nodes, x.edge_features[:, :0], x.edges[:, :0]))
     assert torch.equal(alone[1].x.nodes, graphs[1].x.nodes)
     assert alone[1].x.edges.shape == (0, 2)
-    some.examples = []
-    with pytest.raises(ValueError, match="dataset"):
-        PrecomputedGraphs(some)
-
-
-# -- scores -----------------------------------------------------------------------------------------------
 
 
 def test_scores_of_known_masks():
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]]) == 1
-    found = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]) == 1
+    result = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0]]) == 1
     nothing = torch.zeros(1, 2, dtype=torch.bool)
-    assert segmentation_scores([found], [mask]) == pytest.approx(SegmentationScores(*[3 / 5] * 4, 6 / 8, 3 / 4))
-    scores = segmentation_scores([found, nothing], [mask, nothing])
+    assert segmentation_scores([result], [mask]) == pytest.approx(SegmentationScores(*[3 / 5] * 4, 6 / 8, 3 / 4))
+    scores = segmentation_scores([result, nothing], [mask, nothing])
     assert scores == pytest.approx(SegmentationScores(3 / 5, 4 / 5, 3 / 5, 1.0, 8 / 10, (3 / 4 + 5 / 6) / 2))
     assert segmentation_scores([nothing], [nothing]) == (1.0,) * 6
     assert segmentation_scores([nothing], [~nothing]) == (0.0,) * 6
@@ -212,11 +193,11 @@ def test_scores_of_known_masks():
     assert scores.mean_iou_low == pytest.approx(scores.mean_iou - 1.96 * deviation, abs=0.2 * deviation)
     assert scores.mean_iou_high == pytest.approx(scores.mean_iou + 1.96 * deviation, abs=0.2 * deviation)
     assert scores == scores_of_counts(counts)
-    for found, masks, message in (
-        ([], [], "give as many, at least 1"),
-        ([nothing], [nothing, nothing], "found are 1 foregrounds, and masks 2"),
-        ([nothing.long()], [nothing], r"found\[0\] must be bool \[1, 2\]"),
-        ([nothing.T], [nothing], r"got torch.bool \[2, 1\]"),
+    for result, masks in (
+        ([], []),
+        ([nothing], [nothing, nothing]),
+        ([nothing.long()], [nothing]),
+        ([nothing.T], [nothing]),
     ):
-        with pytest.raises(ValueError, match=message):
-            segmentation_scores(found, masks)
+        with pytest.raises(ValueError, match="found"):
+            segmentation_scores(result, masks)

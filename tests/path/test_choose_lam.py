@@ -1,10 +1,7 @@
 """One call that trains from the largest lambda to the smallest, scores held-out examples and keeps the best."""
 
-from __future__ import annotations
-
 import copy
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,33 +45,11 @@ def expected_choice(points: tuple[HeldOutPoint, ...]) -> HeldOutPoint:
     return top
 
 
-@pytest.mark.parametrize("side", ["above", "below"])
-def test_lams_that_are_all_far_from_the_guess_are_said_to_be(side):
-    problem, _ = problems()
-    guess = guess_lam(problem.head, Items(problem))
-    lams = [30 * guess, 100 * guess] if side == "above" else [guess / 3000, guess / 9000]
-    with pytest.warns(UserWarning, match=f"every lam is far {side} the guess"):
-        choice, *_ = chosen(lams=lams, max_passes=20)
-    assert f"try lam around {guess:.3g}" in str(choice)
-
-
 class TestResult:
-    def test_the_table_says_where_a_gap_is_an_upper_bound_or_of_a_relaxation(self):
-        choice, *_ = chosen()
-        share = f"{100 * choice.best.certificate.relative_gap:.2g} %"
-        for changes, shown in (
-            ({}, share),
-            ({"exact": False}, "<" + share),
-            ({"exact": False, "relaxed": True}, "of a relaxation " + share),
-        ):
-            best = choice.best._replace(certificate=replace(choice.best.certificate, **changes))
-            table = str(replace(choice, best=best, points=(best,)))
-            assert f"  {shown}  " in table
-
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("compiled", [True, False])
     def test_the_head_holds_the_weights_that_score_best(self, kind, compiled):
-        held: list[tuple[HeldOutPoint, dict]] = []
+        points: list[tuple[HeldOutPoint, dict]] = []
         problem, held_out = problems(kind)
         choice = choose_lam(
             problem.head,
@@ -83,14 +58,14 @@ class TestResult:
             LAMS,
             tolerance=Relative(0.1),
             solver=Solver(compiled=compiled),
-            on_point=lambda point: held.append((point, copy.deepcopy(problem.head.state_dict()))),
+            on_point=lambda point: points.append((point, copy.deepcopy(problem.head.state_dict()))),
         )
         assert [point.lam for point in choice.points] == sorted(LAMS, reverse=True)
-        assert choice.points == tuple(point for point, _ in held)
+        assert choice.points == tuple(point for point, _ in points)
         losses = [point.held_out.loss for point in choice.points]
         assert choice.best is expected_choice(choice.points)
         assert [point.score for point in choice.points] == [-loss for loss in losses]
-        weights = dict((id(point), state) for point, state in held)[id(choice.best)]
+        weights = dict((id(point), state) for point, state in points)[id(choice.best)]
         for name, weight in choice.head.state_dict().items():
             assert torch.equal(weight, weights[name])
         assert choice.head is problem.head
@@ -118,7 +93,6 @@ class TestResult:
     def test_of_equal_scores_the_largest_lambda_is_taken(self):
         choice, *_ = chosen(score=lambda head: 1.0)
         assert choice.best.lam == 1.0
-        assert "largest lam was the best" in str(choice)
 
     def test_a_score_of_ones_own_decides(self):
         norms = []
@@ -130,7 +104,6 @@ class TestResult:
         choice, *_ = chosen(score=score)
         assert [point.score for point in choice.points] == norms
         assert choice.best.lam == 0.1  # the weights grow as lambda falls
-        assert "below 0.1" in str(choice.advice)
 
     def test_patience_leaves_out_the_smallest(self):
         scores = iter([1.0, 2.0, 1.5, 1.9, 3.0])
@@ -138,7 +111,6 @@ class TestResult:
         assert [point.lam for point in choice.points] == [1.0, 0.5, 0.2, 0.1]
         assert choice.best.lam == 0.5
         assert choice.untried == (0.05,)
-        assert "not tried: lam = 0.05" in str(choice)
 
     def test_a_budget_leaves_out_what_it_does_not_suffice_for(self):
         lams = [1.0, 0.5, 0.2]
@@ -156,8 +128,6 @@ class TestResult:
         assert needed[2] > most
         capped, *_ = chosen(**several, budget=1e3, max_passes=most)
         assert capped.best.lam == 0.5  # 0.05 scores more, and did not reach the gap
-        with pytest.raises(ValueError, match="budget=0"):
-            chosen(budget=0.0)
 
     @pytest.mark.parametrize("bounds", [(0.0, None), (-0.1, 0.15)])
     def test_bounds_hold(self, bounds):
@@ -179,23 +149,19 @@ class TestResult:
         warm = choice.points[-1].certificate
         assert max(warm.dual, cold.dual) <= min(warm.primal, cold.primal) + 1e-9
 
-    def test_a_run_that_falls_short_warns(self):
-        with pytest.warns(UserWarning, match="the run ended"):
-            chosen(lams=[0.001], tolerance=1e-9, max_passes=1.0)
-
     def test_an_interrupted_search_leaves_the_best_weights(self):
         problem, held_out = problems()
-        held = []
+        points = []
 
         def stop(point: HeldOutPoint) -> None:
-            held.append((point, [p.detach().clone() for p in problem.head.parameters()]))
-            if len(held) == 3:
+            points.append((point, [p.detach().clone() for p in problem.head.parameters()]))
+            if len(points) == 3:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             choose_lam(problem.head, Items(problem), held_out, LAMS, on_point=stop)
-        best = expected_choice(tuple(sorted((point for point, _ in held), key=lambda point: -point.lam)))
-        weights = next(own for point, own in held if point is best)
+        best = expected_choice(tuple(sorted((point for point, _ in points), key=lambda point: -point.lam)))
+        weights = next(own for point, own in points if point is best)
         for parameter, weight in zip(problem.head.parameters(), weights, strict=True):
             assert torch.equal(parameter.detach(), weight)
 
@@ -225,12 +191,12 @@ class TestStandardError:
         whole = evaluate(problem.head, problem.structure, in_order(held_out))
         rows = torch.arange(len(held_out)).chunk(3)
         parts = [evaluate(problem.head, problem.structure, in_order(Part(held_out, own))) for own in rows]
-        found = merge_evaluations(parts)
-        assert found.loss == pytest.approx(whole.loss)
-        torch.testing.assert_close(found.losses.sort().values, whole.losses.sort().values)
-        assert (found.num_examples, found.num_tokens) == (whole.num_examples, whole.num_tokens)
-        assert found.token_error == pytest.approx(whole.token_error)
-        assert found.example_error == pytest.approx(whole.example_error)
+        result = merge_evaluations(parts)
+        assert result.loss == pytest.approx(whole.loss)
+        torch.testing.assert_close(result.losses.sort().values, whole.losses.sort().values)
+        assert (result.num_examples, result.num_tokens) == (whole.num_examples, whole.num_tokens)
+        assert result.token_error == pytest.approx(whole.token_error)
+        assert result.example_error == pytest.approx(whole.example_error)
 
 
 class TestFolds:
@@ -251,16 +217,6 @@ class TestFolds:
         own = min(choice.points, key=lambda point: point.lam if point is not choice.best else math.inf)
         rest = own.certificate.num_examples
         assert own.certificate.lam * rest == pytest.approx(own.lam * problem.n)
-
-    def test_held_out_examples_or_folds(self):
-        problem, held_out = problems()
-        for given, folds in [(None, None), (held_out, 3)]:
-            with pytest.raises(ValueError, match=f"folds={folds}"):
-                choose_lam(problem.head, Items(problem), given, LAMS, folds=folds)
-        with pytest.raises(ValueError, match="folds=1"):
-            choose_lam(problem.head, Items(problem), lams=LAMS, folds=1)
-        with pytest.raises(ValueError, match="folds=999"):
-            choose_lam(problem.head, Items(problem), lams=LAMS, folds=999)
 
 
 class TestGuess:
@@ -316,61 +272,45 @@ class TestGuess:
             assert 0.0 <= point.certificate.gap <= 0.5
         assert next(tried, None) is None
 
-    def test_what_has_no_scale_is_refused(self):
-        problem = PROBLEMS["multiclass"](3, bias=False)
-        with pytest.raises(ValueError, match="dataset is empty"):
-            guess_lam(problem.head, [])
-        problem.x = torch.zeros_like(problem.x)
-        with pytest.raises(ValueError, match="zero losses or features"):
-            guess_lam(problem.head, Items(problem))
-        with pytest.raises(TypeError, match="map-style dataset with a length"):
-            guess_lam(problem.head, iter([]))
+
+def changing(head):
+    with torch.no_grad():
+        next(head.parameters()).zero_().add_(1.0)
+    return 0.0
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"lams": []}, "lams="),
-            ({"lams": 0.1}, "must be a list of numbers"),
-            ({"lams": ["a"]}, r"lams\[0\]='a' must be a number"),
-            ({"tolerance": "1 %"}, "tolerance='1 %' must be a number"),
-            ({"max_passes": 0}, "max_passes=0 must be positive"),
-            ({"patience": 0}, "patience=0 must be a whole number, at least 1"),
-            ({"score": 1.0}, "score=1.0 must be a function"),
-            ({"on_point": "print"}, "on_point='print' must be a function"),
-            ({"solver": "fast"}, "solver='fast' must be a torchssvm.Solver"),
-        ],
-    )
-    def test_is_refused_before_training(self, options, message):
-        problem, held_out = problems()
-        with pytest.raises((ValueError, TypeError), match=message):
-            choose_lam(problem.head, Items(problem), held_out, **{"lams": LAMS} | options)
-
-    def test_held_out_examples_that_cannot_be_scored(self):
-        problem, held_out = problems()
-        train = Items(problem)
-        with pytest.raises(ValueError, match="held_out"):
-            choose_lam(problem.head, train, [], LAMS)
-        with pytest.raises(ValueError, match="held_out"):
-            choose_lam(problem.head, train, train, LAMS)
-        with pytest.raises(TypeError, match="held_out must be a map-style dataset"):
-            choose_lam(problem.head, train, iter([1]), LAMS)
-        held_out.problem.x = held_out.problem.x[..., :-1]
-        with pytest.raises((ValueError, RuntimeError)):
-            choose_lam(problem.head, train, held_out, LAMS)
-
-    def test_a_score_that_is_not_a_number(self):
-        problem, held_out = problems()
-        with pytest.raises(ValueError, match="nan at lam=1"):
-            choose_lam(problem.head, Items(problem), held_out, LAMS, score=lambda head: math.nan)
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"lams": []}, "lams="),
+        ({"lams": 0.1}, "lams"),
+        ({"lams": ["a"]}, r"lams\[0\]="),
+        ({"tolerance": "1 %"}, "tolerance="),
+        ({"max_passes": 0}, "max_passes="),
+        ({"patience": 0}, "patience="),
+        ({"budget": 0.0}, "budget="),
+        ({"score": 1.0}, "score="),
+        ({"score": lambda head: math.nan}, "nan"),
+        ({"score": changing}, "weights"),
+        ({"on_point": "print"}, "on_point="),
+        ({"solver": "fast"}, "solver="),
+        ({"folds": 3}, "folds=3"),
+        ({"held_out": None}, "folds=None"),
+        ({"held_out": None, "folds": 1}, "folds=1"),
+        ({"held_out": None, "folds": 999}, "folds=999"),
+        ({"held_out": []}, "held_out"),
+        ({"held_out": iter([1])}, "held_out"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, argument):
+    problem, held_out = problems()
+    with pytest.raises((ValueError, TypeError), match=argument):
+        choose_lam(problem.head, Items(problem), **{"lams": LAMS, "held_out": held_out} | options)
 
 
-def test_a_score_that_changes_the_head_is_refused():
-    def score(head):
-        with torch.no_grad():
-            head.weight.zero_().add_(1.0)
-        return 0.0
-
-    with pytest.raises(ValueError, match="changed the head's weights"):
-        chosen("multiclass", score=score)
+def test_a_guess_needs_examples_and_features():
+    problem = PROBLEMS["multiclass"](3, bias=False)
+    problem.x = torch.zeros_like(problem.x)
+    for dataset in ([], iter([]), Items(problem)):
+        with pytest.raises((TypeError, ValueError)):
+            guess_lam(problem.head, dataset)

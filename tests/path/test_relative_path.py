@@ -1,7 +1,5 @@
 """Paths to a share of the primal."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -38,10 +36,10 @@ def test_every_lambda_is_within_the_share(kind):
         lam = max(path.lowest, 0.01 * path.points[-1].lam) * (1 + 1e-9)
         head, dual = copy.deepcopy((problem.head, run.dual))
         dual.rescale(lam / dual.lam)
-        found = certify(head, dual, problem.everything(2), refresh=False)
-        assert found.gap == pytest.approx(path.gap(lam), abs=1e-9)
-        assert path.largest_gap(lam) == pytest.approx(SHARE * found.primal)
-        checked.append(found.relative_gap)
+        certificate = certify(head, dual, problem.everything(2), refresh=False)
+        assert certificate.gap == pytest.approx(path.gap(lam), abs=1e-9)
+        assert path.largest_gap(lam) == pytest.approx(SHARE * certificate.primal)
+        checked.append(certificate.relative_gap)
 
     path = follow(problem, on_breakpoint=verify)
     assert path.lowest <= 0.3

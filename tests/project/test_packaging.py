@@ -16,18 +16,10 @@ from cases.fresh import fresh_python
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED_AS = {"torchssvm": "torchssvm", "models/src": "torchssvm.models", "datasets/src": "torchssvm.datasets"}
-LATE = [  # optional; and Numba, which takes half a second to import, and is imported for the first kernel
-    "clarabel",
-    "lightning",
-    "matplotlib",
-    "maxflow",
-    "numba",
-    "qpsolvers",
-    "scipy",
-    "skimage",
-    "sklearn",
-    "torch_struct",
-    "triton",
+# Optional; and Numba, which takes half a second to import, and is imported for the first kernel.
+LATE = [
+    *("clarabel", "lightning", "matplotlib", "maxflow", "numba", "qpsolvers", "scipy", "skimage", "sklearn"),
+    *("torch_struct", "triton"),
 ]
 
 
@@ -141,30 +133,11 @@ def test_this_installation_finds_the_mapped_packages_and_imports_nothing_optiona
         "print(json.dumps([found, 'datasets' in sys.modules]))",
         cwd=ROOT if where == "inside" else tmp_path,
     )
-    found, bare = json.loads(out)
-    assert [late for _, late in found.values()] == [[]] * 4
-    assert found["torchssvm.models"][0].endswith("models/src/__init__.py")
-    assert found["torchssvm.datasets"][0].endswith("datasets/src/__init__.py")
+    result, bare = json.loads(out)
+    assert [late for _, late in result.values()] == [[]] * 4
+    assert result["torchssvm.models"][0].endswith("models/src/__init__.py")
+    assert result["torchssvm.datasets"][0].endswith("datasets/src/__init__.py")
     assert not bare
-
-
-@pytest.mark.slow
-def test_torch_struct_is_optional(tmp_path):
-    out = fresh_python(
-        "import sys\n"
-        "sys.modules['torch_struct'] = None\n"
-        "from torchssvm import TorchStruct\n"
-        "class DependencyCRF:\n"
-        "    __module__, argmax = 'torch_struct.distributions', None\n"
-        "    def __init__(self, log_potentials, lengths=None, multiroot=True): ...\n"
-        "import torch, torchssvm\n"
-        "try:\n"
-        "    TorchStruct(DependencyCRF).argmax(torchssvm.Potentials(torch.zeros(1, 2, 2)))\n"
-        "except ImportError as error:\n"
-        "    print(error)",
-        cwd=tmp_path,
-    )
-    assert "pip install 'torchssvm[torch-struct]'" in out
 
 
 def test_every_folder_is_a_package():
@@ -224,7 +197,7 @@ def test_every_extra_is_part_of_all_and_has_its_row_in_the_documentation_and_its
 
 def test_one_version_everywhere():
     """The newest heading of the changelog, the package, its metadata and the citation."""
-    found = {
+    result = {
         re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE).group(1)
         for name, pattern in (
             ("CHANGELOG.md", r"^## (\S+?),? "),
@@ -233,7 +206,7 @@ def test_one_version_everywhere():
             ("CITATION.cff", r"^version: (.*)$"),
         )
     }
-    assert len(found) == 1, found
+    assert len(result) == 1, result
 
 
 def test_what_the_changelog_names_is_there():

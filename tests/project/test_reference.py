@@ -1,14 +1,11 @@
 """Every public name has an example that runs, and stands in the reference once."""
 
-import ast
 import doctest
 import importlib
 import importlib.util
 import inspect
-import itertools
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,21 +23,11 @@ ROOMS = (
 )
 PACKAGES = (
     "torchssvm",
-    "torchssvm.lightning",
-    "torchssvm.datasets",
-    "torchssvm.models",
-    "torchssvm.estimators",
-    "torchssvm.deployment",
-    "torchssvm.transformers",
+    *(f"torchssvm.{name}" for name in ["lightning", "datasets", "models", "estimators", "deployment", "transformers"]),
 )
 GRAPHS_OF_IMAGES = (
-    "GraphCache",
-    "GraphSettings",
-    "HorseSegmentation",
-    "PixelSegmentation",
-    "PrecomputedGraphs",
-    "StaleCache",
-    "SuperpixelGraphs",
+    *("GraphCache", "GraphSettings", "HorseSegmentation", "PixelSegmentation", "PrecomputedGraphs", "StaleCache"),
+    *("SuperpixelGraphs",),
 )
 # Modules that an example needs beyond those of its package.
 EXTRAS = {
@@ -67,40 +54,13 @@ DATA = {
     "torchssvm.datasets.Snakes": "snakes.npz",
 }
 # What calls return; their examples make the call.
-RETURNED = frozenset(
-    [
-        "Certificate",
-        "CheckReport",
-        "Decoding",
-        "Evaluation",
-        "FactorwiseCertificate",
-        "Marginals",
-        "Objective",
-        "PassReport",
-        "RegularizationPath",
-        "GraphLabels",
-        "Segmentation",
-        "HeadChoice",
-        "LamChoice",
-        "LatentReport",
-        "SavedModel",
-        "AlignmentErrors",
-        "Attachment",
-        "Chunk",
-        "ChunkScores",
-        "Example",
-        "MultilabelScores",
-        "PoseScores",
-        "RankingScores",
-        "SegmentationScores",
-        "Sentence",
-        "TaggedSentences",
-        "ChainTruth",
-        "StaleCache",
-        "Solved",
-        "TaggerOutput",
-    ]
-)
+RETURNED = {
+    *("Certificate", "CheckReport", "Decoding", "Evaluation", "FactorwiseCertificate", "Marginals", "Objective"),
+    *("PassReport", "RegularizationPath", "GraphLabels", "Segmentation", "HeadChoice", "LamChoice", "LatentReport"),
+    *("SavedModel", "AlignmentErrors", "Attachment", "Chunk", "ChunkScores", "Example", "MultilabelScores"),
+    *("PoseScores", "RankingScores", "SegmentationScores", "Sentence", "TaggedSentences", "ChainTruth", "StaleCache"),
+    *("Solved", "TaggerOutput"),
+}
 # Of rooms without a list of names.
 OF_MODULES = {
     "torchssvm.core.structure": ("Decoding",),
@@ -109,28 +69,26 @@ OF_MODULES = {
     "torchssvm.solvers.check": ("CheckReport",),
 }
 # Names of rooms that the entries of others describe.
-DESCRIBED = frozenset(
-    [
-        *("Atoms", "BlockSteps", "DirectionRule", "Line", "LineSearch", "OracleRule", "Order", "solve_box_qp"),
-        *("Breakpoint", "HeldOutPoint", "plot", "start_at_largest_lam", "choose"),
-        *("Kernel", "KernelHead", "Linear", "SupportCounts", "NBest", "viterbi", "min_cut", "roof_dual"),
-        *("POSSIBLE", "best_matching", "LabelSetOracle", "best_label_sets", "max_sum_grid"),
-    ]
-)
+DESCRIBED = {
+    *("Atoms", "BlockSteps", "DirectionRule", "Line", "LineSearch", "OracleRule", "Order", "solve_box_qp"),
+    *("Breakpoint", "HeldOutPoint", "plot", "start_at_largest_lam", "choose", "Kernel", "KernelHead", "Linear"),
+    *("SupportCounts", "NBest", "viterbi", "min_cut", "roof_dual", "POSSIBLE", "best_matching", "LabelSetOracle"),
+    *("best_label_sets", "max_sum_grid"),
+}
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def public_names() -> list[str]:
-    found = []
+    results = []
     for package in PACKAGES:
         short = package.rsplit(".", 1)[-1]
         if short in ("lightning", "transformers") and importlib.util.find_spec(short) is None:
             continue
-        found += [f"{package}.{name}" for name in importlib.import_module(package).__all__]
+        results += [f"{package}.{name}" for name in importlib.import_module(package).__all__]
     for room in map("torchssvm.{}".format, ROOMS):
         names = getattr(importlib.import_module(room), "__all__", OF_MODULES.get(room, ()))
-        found += [f"{room}.{name}" for name in names if name not in {*torchssvm.__all__, *DESCRIBED}]
-    return found
+        results += [f"{room}.{name}" for name in names if name not in {*torchssvm.__all__, *DESCRIBED}]
+    return results
 
 
 NAMES = public_names()
@@ -148,9 +106,7 @@ def is_constant(name: str) -> bool:
 def example_of(name: str) -> str:
     """The docstring that shows the name; that of a base class does not count."""
     thing = named(name)
-    return inspect.cleandoc(
-        (vars(thing) if isinstance(thing, type) else {"__doc__": thing.__doc__}).get("__doc__") or ""
-    )
+    return inspect.cleandoc((vars(thing).get("__doc__") if isinstance(thing, type) else thing.__doc__) or "")
 
 
 def preamble(package: str) -> dict:
@@ -200,14 +156,14 @@ def test_constants_are_in_the_example_of_another_name() -> None:
 
 
 def in_the_reference() -> list[str]:
-    found, package = [], ""
+    results, package = [], ""
     for page in sorted(REFERENCE.glob("*.md")):
         for kind, name in re.findall(r"^\.\. (\w+):: (\S+)$", page.read_text(), re.MULTILINE):
             if kind == "currentmodule":
                 package = name
             elif kind.startswith("auto"):
-                found.append(name if name.startswith("torchssvm.") else f"{package}.{name}")
-    return found
+                results.append(name if name.startswith("torchssvm.") else f"{package}.{name}")
+    return results
 
 
 def test_every_public_name_is_in_the_reference_once() -> None:
@@ -223,40 +179,3 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     [contents] = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
     pages = [line for line in contents.splitlines() if line and not line.startswith(":")]
     assert sorted(pages) == sorted(page.stem for page in REFERENCE.glob("*.md") if page.stem != "index")
-
-
-def documented() -> Iterator[tuple[str, str, str]]:
-    """Of every docstring that autodoc may show: what has it, where, and its text."""
-    root = REFERENCE.parents[1]
-    for path in sorted(path for room in ("torchssvm", "datasets", "models") for path in (root / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
-                is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
-                yield "property" if is_property else "function", f"{path}:{node.lineno}", text
-            for before, after in itertools.pairwise(getattr(node, "body", []) if hasattr(node, "name") else []):
-                is_attribute = isinstance(before, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr)
-                if is_attribute and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-                    yield "attribute", f"{path}:{after.lineno}", inspect.cleandoc(after.value.value)
-
-
-def test_the_site_takes_no_text_before_a_colon_for_a_type() -> None:
-    napoleon = pytest.importorskip("sphinx.ext.napoleon")
-    specification = importlib.util.spec_from_file_location("conf_of_docs", REFERENCE.parent / "conf.py")
-    assert specification is not None
-    assert specification.loader is not None
-    conf = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(conf)
-
-    def is_split(what: str, lines: list[str]) -> bool:
-        shown = str(napoleon.GoogleDocstring(lines, napoleon.Config(), what=what, name="name"))
-        return ":type:" in shown or ":rtype:" in shown
-
-    split, would_be = [], 0
-    for what, where, text in documented():
-        lines = text.splitlines()
-        would_be += is_split(what, list(lines))
-        conf._no_types(None, what, "name", None, None, lines)
-        if is_split(what, lines):
-            split.append(where)
-    assert would_be > 16
-    assert not split

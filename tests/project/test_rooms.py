@@ -1,9 +1,6 @@
 """Which room may import which: the order of the house, held by the imports as they stand in the files."""
 
-from __future__ import annotations
-
 import ast
-import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -34,23 +31,8 @@ MAY_IMPORT = {
 """From the ground up. A structure knows nothing of duals; only ``lightning`` and the data modules import Lightning."""
 
 OPTIONAL = {
-    "conllu",
-    "jsonargparse",
-    "lightning",
-    "matplotlib",
-    "maxflow",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "rich",
-    "safetensors",
-    "scipy",
-    "skimage",
-    "sklearn",
-    "torch_struct",
-    "tqdm",
-    "transformers",
-    "triton",
+    *("conllu", "jsonargparse", "lightning", "matplotlib", "maxflow", "onnx", "onnxruntime", "onnxscript", "rich"),
+    *("safetensors", "scipy", "skimage", "sklearn", "torch_struct", "tqdm", "transformers", "triton"),
 }
 """Packages of the extras: imported inside of functions, or in files that are themselves imported there."""
 
@@ -58,12 +40,12 @@ OPTIONAL = {
 @cache
 def modules() -> dict[str, Path]:
     """All modules of the library, by their installed names."""
-    found = {}
+    results = {}
     for folder, package in FOLDERS.items():
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            found[".".join([package, *(part for part in parts if part != "__init__")])] = path
-    return found
+            results[".".join([package, *(part for part in parts if part != "__init__")])] = path
+    return results
 
 
 def test_all_files_are_read():
@@ -101,29 +83,29 @@ def imported(name: str, *, at_once: bool = False) -> frozenset[str]:
     late += [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     inside = {id(node) for block in late for node in ast.walk(block)} if at_once else set()
     package = name if is_face(name) else name.rpartition(".")[0]
-    found = set()
+    results = set()
     for node in ast.walk(tree):
         if id(node) in inside:
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            results |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package.rsplit(".", node.level - 1)[0] if node.level else ""
             module = ".".join(part for part in (base, node.module) if part)
-            found |= {f"{module}.{alias.name}" for alias in node.names}
-    return frozenset(found)
+            results |= {f"{module}.{alias.name}" for alias in node.names}
+    return frozenset(results)
 
 
 def inner_imports(name: str) -> set[str]:
     """The modules of the library that a module imports, type checks and imports inside of functions included."""
-    found = set()
+    results = set()
     for dotted in imported(name):
         if not dotted.startswith("torchssvm"):
             continue
         while dotted not in modules():
             dotted = dotted.rpartition(".")[0]
-        found.add(dotted)
-    return found - {name}
+        results.add(dotted)
+    return results - {name}
 
 
 def room(name: str) -> str:
@@ -163,14 +145,6 @@ def test_the_library_imports_from_where_a_name_is_defined():
     assert not wrong
 
 
-def test_structures_export_only_their_own_classes():
-    face = importlib.import_module("torchssvm.structures")
-    exported = {name: getattr(face, name) for name in face.__all__}
-    assert len(exported) == len(face.__all__)
-    assert all(value.__module__.startswith("torchssvm.") for value in exported.values() if isinstance(value, type))
-    assert {name for name, value in vars(face).items() if isinstance(value, type)} <= exported.keys()
-
-
 @pytest.mark.slow
 def test_optional_packages_are_imported_late():
     """Files that import one of them at their top are not imported with the package."""
@@ -185,13 +159,13 @@ def test_optional_packages_are_imported_late():
 
 def reached(start: str) -> set[str]:
     """The modules that ``import start`` imports."""
-    found, waiting = set(), [start]
+    result, waiting = set(), [start]
     while waiting:
         name = waiting.pop()
         while name and name not in modules():
             name = name.rpartition(".")[0]
-        if name and name not in found:
-            found.add(name)
+        if name and name not in result:
+            result.add(name)
             waiting += [dotted for dotted in imported(name, at_once=True) if dotted.startswith("torchssvm")]
             waiting.append(name.rpartition(".")[0])
-    return found
+    return result

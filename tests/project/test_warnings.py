@@ -1,7 +1,5 @@
 """Warnings name the line of the caller, whichever way leads to them, and never a line of the library."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings
@@ -10,14 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lightning as L
-import pytest
 import torch
 from cases.items import Items
 from cases.problems import Problem, chain, multiclass
 from torch.utils.data import DataLoader
 
-from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, DualState, TorchLoop, certify
-from torchssvm.core.packages import warn
+from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, DualState, certify
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
 
@@ -28,11 +24,11 @@ PACKAGES = [Path(__file__).parents[2] / name for name in ("torchssvm", "datasets
 def warned_here(words: str) -> Iterator[None]:
     """Lines of the function that has the ``with`` block are named, in this file."""
     lines = {line for *_, line in inspect.currentframe().f_back.f_back.f_code.co_lines()}
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as result:
         warnings.simplefilter("always")
         yield
-    chosen = [w for w in found if re.search(words, str(w.message))]
-    assert chosen, [str(w.message) for w in found]
+    chosen = [w for w in result if re.search(words, str(w.message))]
+    assert chosen, [str(w.message) for w in result]
     for warning in chosen:
         assert warning.filename == __file__
         assert warning.category is UserWarning
@@ -65,24 +61,11 @@ def test_in_a_certificate():
         certify(problem.head, dual, problem.everything())
 
 
-def test_in_a_certificate_inside_solve():
-    problem, dual, loss, optim = edited()
-    dual.gap_estimates[:] = 0.0  # so that it begins with an exact pass
-    with warned_here("the weights differ from the dual's"):
-        TorchLoop(problem.head, loss, Items(problem), optimizer=optim).solve(1e6)
-
-
 def test_in_a_compiled_loop():
     problem = not_zero(multiclass(1))
     dual = DualState.for_head(problem.head, problem.n, problem.lam)
     with warned_here("were not zero"):
         CompiledBCFW(problem.head, dual, problem.everything())
-
-
-def test_in_the_certificate_of_a_compiled_loop():
-    problem, dual, _, _ = edited()
-    with pytest.raises(RuntimeError, match="weights"):  # it refuses weights that were changed, and so cannot warn
-        CompiledBCFW(problem.head, dual, problem.everything()).certify()
 
 
 def test_in_gdmm():
@@ -113,19 +96,13 @@ def test_under_lightning(tmp_path):
         again.fit(model, loader)
 
 
-def test_of_a_library_that_calls_it():
-    """Frames of torch and of the standard library's context managers are passed over as well."""
-    with warned_here("^look$"):
-        torch.no_grad()(lambda: warn("look"))()
-
-
 def test_no_other_way_to_warn():
     bare = re.compile(r"warnings\.warn\(|stacklevel")
-    found = [
+    result = [
         f"{file.name}:{number}"
         for package in PACKAGES
         for file in package.rglob("*.py")
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if bare.search(line) and "``" not in line
     ]
-    assert not found, f"use torchssvm.core.packages.warn, which names the caller's line: {found}"
+    assert not result, f"use torchssvm.core.packages.warn, which names the caller's line: {result}"

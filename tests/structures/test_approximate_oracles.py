@@ -1,15 +1,12 @@
 """Approximate oracles: certificates from bounds, and that everything shown says so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases.approximate_oracles import Adversary
 from cases.custom import LabelSets, label_sets
-from cases.problems import PROBLEMS, examples, multiclass, reference, rng
+from cases.problems import PROBLEMS, examples, multiclass, reference
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from torchssvm import (
     BCFW,
@@ -24,9 +21,6 @@ from torchssvm import (
     evaluate,
 )
 from torchssvm.core.structure import Decoding
-from torchssvm.datasets import PaddedDataset
-from torchssvm.solvers import Certificate, Evaluation, RunReport
-from torchssvm.solvers.report import Entry
 from torchssvm.steps import LargestGap
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -99,74 +93,6 @@ def test_no_known_gap_does_not_end_the_drawing():
     for order in (None, LargestGap()):
         drawn = [i for rows in GapBatchSampler(training.dual, batch_size=2, order=order) for i in rows]
         assert len(drawn) == 6
-
-
-def certificate(exact: bool) -> Certificate:
-    return Certificate(0.7, 0.5, 0.2, exact, 1e-7, 10, 1.0, 0.01, 10, 0.25)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_report_says_whether_the_oracle_was_exact(exact):
-    pytest.importorskip("matplotlib")
-    history = [Entry(certificate(True), 0.5), Entry(certificate(exact), 1.0)]
-    report = RunReport(
-        "t",
-        history,
-        num_weights=1,
-        stopped_because="s",
-        train=Evaluation(0.1, None, None, 10),
-        test=Evaluation(0.1, None, None, 10, exact=exact),
-    )
-    content = report.to_dict()
-    assert content["exact"] is exact
-    assert [entry["exact"] for entry in content["history"]] == [True, exact]
-    (line,) = [line for line in report.table().splitlines() if line.startswith("exact")]
-    assert line.split(maxsplit=1)[1] == ("yes" if exact else "no: primal and gap are upper bounds (approximate oracle)")
-    assert ("test_decoding" in content) is not exact
-    assert "train_decoding" not in content
-    axes = report.figure().subfigs[0].axes
-    labels = {axis.get_ylabel() for axis in axes} | {line.get_label() for axis in axes for line in axis.get_lines()}
-    assert ("certified gap (upper bound)" in labels) is not exact
-    assert ("primal (upper bound)" in labels) is not exact
-    assert ("upper bound" in str(certificate(exact))) is not exact
-
-
-def classes_under_a_trainer(structure, tolerance, *callbacks, **options):
-    """Twenty random examples; the model, the trainer and its certificates."""
-    pytest.importorskip("lightning")
-    from cases.short_words import trainer
-
-    from torchssvm.lightning import DualityGap, StructuredSVM
-
-    random = rng(1)
-    data = PaddedDataset(torch.randn(20, 4, generator=random), torch.randint(0, 3, (20,), generator=random))
-    model, gap = StructuredSVM(LinearMulticlass(4, 3), lam=2.0, structure=structure), DualityGap(tolerance, **options)
-    fitting = trainer(gap, *callbacks, max_epochs=20, enable_checkpointing=False)
-    sampler = GapBatchSampler(num_examples=20, batch_size=5)
-    fitting.fit(model, DataLoader(data, batch_sampler=sampler, collate_fn=data.collate))
-    return model, fitting, gap
-
-
-def test_lightning_goes_on_where_certificates_turn_exact_and_back():
-    lightning = pytest.importorskip("lightning")
-
-    class Turning(Adversary):
-        exact = True
-
-        def augmented_argmax(self, potentials, target):
-            return super().augmented_argmax(potentials, target)._replace(exact=self.exact)
-
-    class Turn(lightning.pytorch.callbacks.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            pl_module.structure.exact = trainer.current_epoch % 3 != 1
-
-        def on_train_epoch_end(self, trainer, pl_module):
-            shown.append(trainer.callback_metrics["exact"])
-
-    shown = []
-    _, _, gap = classes_under_a_trainer(Turning(Multiclass(3)), 0.0, Turn(), every_n_epochs=1)
-    assert len(shown) >= 6  # until the gap is 0
-    assert [entry.certificate.exact for entry in gap.history] == shown == [k % 3 != 1 for k in range(len(shown))]
 
 
 def test_an_evaluation_says_whether_decoding_was_exact():

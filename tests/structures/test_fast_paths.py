@@ -1,7 +1,5 @@
 """Compiled kernels and shortcuts of the training loop give what the plain torch operations give."""
 
-import copy
-
 import pytest
 import torch
 
@@ -138,15 +136,6 @@ def test_chains_label_by_label(dtype, shared, kind, plain):
     close(ours.loss, default.loss.double(), dtype)
 
 
-def test_labels_of_no_state_are_not_used_as_indices():
-    structure, batch = Chain(4), words(torch.float64)
-    potentials = head_with_weights(torch.float64)(batch.x, batch.lengths).detach()
-    labeling = batch.y.clone()
-    labeling[0, 0] = 4
-    with pytest.raises(ValueError, match="labels"):
-        structure.examine(labeling, batch.y, potentials)
-
-
 @DTYPES
 def test_inner_products(dtype, plain):
     random = torch.Generator().manual_seed(4)
@@ -155,8 +144,9 @@ def test_inner_products(dtype, plain):
         "v": torch.randn(5, 4, generator=random, dtype=dtype),
     }
     b = {"u": torch.randn(3, 2, generator=random, dtype=dtype).expand(5, 3, 2), "v": torch.ones(5, 4, dtype=dtype)}
-    close(inner(a, b), plain(lambda: inner(a, b)), dtype)
-    assert inner(a, b).dtype == torch.float64
+    expected = sum((a[name].double() * b[name].double()).flatten(1).sum(1) for name in a)
+    for products in (inner(a, b), plain(lambda: inner(a, b))):
+        torch.testing.assert_close(products, expected, rtol=1e-6, atol=1e-6)
     leaf = b["v"].clone().requires_grad_()
     inner({"v": a["v"]}, {"v": leaf}).sum().backward()  # still differentiable
     close(leaf.grad, a["v"], dtype)
@@ -212,16 +202,3 @@ def test_the_gradient_of_the_head_is_that_of_its_backward_pass(make):
     assert x.grad is not None
     for a, b in zip(direct, [p.grad for p in head.parameters()], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-
-
-def test_another_head_is_refused():
-    """Potentials of a copy of the head do not depend on the dual's parameters."""
-    batch, head = words(torch.float64), LinearChain(3, 4).double()
-    dual = DualState.for_head(head, 7, lam=0.1)
-    loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
-    loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    other = copy.deepcopy(head)
-    with pytest.raises(ValueError, match="potentials"):
-        loss(other(batch.x, batch.lengths), batch.y, batch.index)

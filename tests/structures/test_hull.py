@@ -5,18 +5,14 @@ another problem, whose dual may exceed the optimum. Outputs and optima come from
 are made large and graphs frustrated, where relaxations are loose.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
-from cases.approximate_oracles import Adversary
 from cases.graphs import GraphProblem
 from cases.multilabel_problems import MultilabelProblem
 from cases.optima import enclose
-from cases.poses import pose_problem, pose_reference
-from cases.problems import Reference, Training, chain, reference, rng
+from cases.problems import Reference, Training, rng
 from torch import Tensor, nn
 
 from torchssvm import (
@@ -61,20 +57,6 @@ def label_sets(decoder: Any) -> Any:
         return problem, problem.reference()
 
     return make
-
-
-def poses(seed: int, lam: float) -> tuple[Any, Reference]:
-    problem = pose_problem(seed, lam=lam)
-    return problem, pose_reference(problem)
-
-
-def adversarial_chains(seed: int, lam: float) -> tuple[Any, Reference]:
-    """The worst outputs that are better than the target, with bounds that are far too high."""
-    problem = chain(seed, n=4, lam=lam)
-    truth = reference(problem)
-    problem.head.structure = Adversary(problem.head.structure, looseness=0.5)
-    problem.head.structure.floor = lambda best: 0.3 * best
-    return problem, truth
 
 
 class Events(nn.Module):
@@ -134,11 +116,7 @@ def events(name: str) -> Any:
 KINDS = {
     "roof dual": graphs,
     "messages, one round": label_sets(MessagePassing(1)),
-    "messages": label_sets(MessagePassing()),
     "branch and bound that gives up": label_sets(BranchAndBound(max_rounds=1, effort=1)),
-    "branch and bound": label_sets(BranchAndBound()),
-    "poses": poses,
-    "adversary": adversarial_chains,
     **{f"torch-struct {name}": events(name) for name in ("chain", "semi-markov", "dependency", "tree")},
 }
 

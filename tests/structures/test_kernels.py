@@ -1,8 +1,5 @@
 """Compiled kernels and torch operations give the same results to the bit; the box QP is solved."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 from qpsolvers import solve_qp
 
 from torchssvm.steps import box_qp
-from torchssvm.steps import box_qp as kernels
 from torchssvm.steps.box_qp import ascend_gram
 
 
@@ -58,10 +54,3 @@ def test_sweeps_never_lower_the_objective_and_compiled_ones_are_the_same(seed, s
     objectives = [values @ g - g @ matrix @ g / 2 for g in (fewer, plain)]
     assert objectives[1] >= objectives[0] - 1e-12
     assert objectives[1] >= -1e-12
-
-
-def test_a_kernel_is_copied_and_pickled_by_its_name():
-    """Numba's dispatcher cannot be; what holds a kernel must not hinder copies between processes."""
-    for kernel in (ascend_gram, kernels.ascend_gradients):
-        assert copy.deepcopy(kernel) is kernel
-        assert pickle.loads(pickle.dumps(kernel)) is kernel

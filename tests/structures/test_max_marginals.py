@@ -1,7 +1,5 @@
 """Max-marginals by decoding once more: scores that forbid, known scores, structures around others, and refusals."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -24,7 +22,7 @@ from torchssvm import (
 )
 from torchssvm.core.potentials import conform
 from torchssvm.structures.arborescence import Projective
-from torchssvm.structures.decisions import DecisionPotentials, IntegerProgram, ShortestPath
+from torchssvm.structures.decisions import DecisionPotentials, ShortestPath
 from torchssvm.structures.graph_cut import GraphPotentials, RoofDual
 from torchssvm.structures.multilabel import MessagePassing
 from torchssvm.structures.pairwise_graph import PairwisePotentials, TreeReweighted
@@ -119,14 +117,8 @@ def test_decoding_that_is_not_exact_is_refused():
         graphs(TreeReweighted(max_rounds=1, cycle_rounds=0, branches=0)),
         (GraphCut(RoofDual()), GraphPotentials(draw(3, 4), draw(3, 6), cut)),
     ):
-        with pytest.raises(ValueError, match=f"decoder of {type(structure).__name__}"):
+        with pytest.raises(ValueError, match="decoder"):
             structure.max_marginals(potentials)
-
-
-def test_parts_of_other_values_are_refused():
-    shares = Decisions(IntegerProgram(torch.ones(1, 3), [1.5], integrality=0, maximize=True))
-    with pytest.raises(ValueError, match=r"parts of rows \[0\] must be 0 or 2"):
-        shares.max_marginals(torch.tensor([[1.0, 0.5, 0.2]]))
 
 
 def test_a_structure_of_ones_own_has_them_by_its_max_oracle():

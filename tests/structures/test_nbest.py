@@ -1,7 +1,5 @@
 """The n best sequences of chains, and segmentations, against a list of all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases.problems import examples

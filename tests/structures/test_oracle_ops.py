@@ -33,13 +33,10 @@ AXES = st.sampled_from(["shared", "chain", "position", "expanded", "positions ex
 
 
 @pytest.fixture
-def two_threads(monkeypatch):
+def two_threads(monkeypatch, set_threads):
     """Several ranges for however little work."""
     monkeypatch.setattr(launch, "GRAIN", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    set_threads(2)
 
 
 @examples(120)
@@ -106,13 +103,6 @@ def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     assert_same(viterbi(emission, transition, lengths), decoded)
 
 
-@pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
-def test_results_are_cut_from_the_graph(decode):
-    emission, transition, lengths = chains(1)
-    expected = decode(emission, transition, lengths)
-    assert_same(decode(emission.requires_grad_(), transition.requires_grad_(), lengths), expected)
-
-
 @pytest.mark.parametrize("draw", WAYS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_numbers_that_are_not_finite_give_labels_all_the_same(draw, value):
@@ -123,14 +113,6 @@ def test_numbers_that_are_not_finite_give_labels_all_the_same(draw, value):
         real = torch.arange(4) < arguments[-1].unsqueeze(1)
         assert bool(((labels >= 0) & (labels < 3))[real].all())
         assert bool((labels[~real] == -1).all())
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_other_dtypes_take_the_torch_operations(dtype):
-    emission, transition, lengths = chains(1, integers=True)
-    expected = viterbi_torch(emission, transition, lengths)[0]
-    assert torch.equal(viterbi(emission.to(dtype), transition.to(dtype), lengths)[0], expected)
-    assert torch.equal(viterbi(emission, transition.double(), lengths)[0], expected)
 
 
 OPERATORS = {  # shapes of the scores of nine examples, and what else is needed
@@ -228,13 +210,6 @@ def test_operators_refuse_what_their_kernels_would_read_beyond(door, wrong):
     door(**DOORS[door])
     with pytest.raises(ValueError):
         door(**DOORS[door] | wrong)
-
-
-@pytest.mark.parametrize("ragged", [True, False])
-@pytest.mark.parametrize("axes", ["shared", "chain", "position", "expanded"])
-def test_viterbi_passes_the_checks_of_torch(axes, ragged):
-    arguments = chains(2, axes=axes, ragged=ragged)
-    torch.library.opcheck(torch.ops.torchssvm.viterbi.default, arguments)
 
 
 @each_operator

@@ -1,7 +1,5 @@
 """Slack rescaling: what every structure must do, and the oracles against enumeration."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -46,7 +44,7 @@ class Rescaled:
 
 class TestSlackMulticlass(Rescaled, plain.MulticlassCase):
     def test_the_oracle_is_the_one_for_classes(self):
-        assert repr(self.make_structure()) == "SlackRescaling(Multiclass(4), oracle=EveryClass())"
+        assert isinstance(self.make_structure().oracle, EveryClass)
 
 
 class TestSlackChain(Rescaled, plain.ChainCase):
@@ -129,12 +127,6 @@ def test_what_does_not_fit_is_refused(structure, oracle, argument):
         SlackRescaling(structure, oracle)
 
 
-@pytest.mark.parametrize("oracle", [BruteForceSearch, EveryLossLevel])
-def test_options_must_make_sense(oracle):
-    with pytest.raises(ValueError, match="most"):
-        oracle(0)
-
-
 def test_limits_and_costs_without_a_unit():
     structure, potentials, target = chains(0, 1.0, batch=3)
     with pytest.raises(ValueError, match="most"):
@@ -148,15 +140,6 @@ def test_limits_and_costs_without_a_unit():
     assert int(potentials.lengths[1]) > 1
     with pytest.raises(ValueError, match=r"rows \[1\]"):
         find_corner(SlackRescaling(structure), potentials, weighted)
-
-
-def test_a_structure_that_lists_nothing():
-    class Nothing(LabelSets):
-        def enumerate(self, potentials):
-            return None
-
-    with pytest.raises(ValueError, match="structure"):
-        find_corner(SlackRescaling(Nothing(4, 2)), Potentials(torch.zeros(1, 4)), torch.tensor([[1, 1, 0, 0]]))
 
 
 def test_an_oracle_of_ones_own():

@@ -1,7 +1,5 @@
 """Training with slack rescaling: the optimum of a QP, exact gaps, every storage, `check`, reports and Lightning."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -32,10 +30,9 @@ from torchssvm import (
     check,
 )
 from torchssvm.core.batch import apply_head
-from torchssvm.core.structure import Decoding
 from torchssvm.path import start_at_largest_lam
 from torchssvm.steps import Away, Hybrid, MaxOracle
-from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryClass, EveryLossLevel
+from torchssvm.structures.slack_rescaling import BruteForceSearch
 
 SEEDS = st.integers(0, 2**31 - 1)
 STORAGES = {"mean_parts": MeanParts, "weights": Weights}
@@ -167,21 +164,6 @@ def test_the_gap_is_exact(seed, kind, storage):
     assert float(hinge.detach()) == pytest.approx(truth.hinges(w).mean(), abs=1e-10)
 
 
-@examples(10)
-@given(seed=SEEDS)
-def test_the_gradient_of_the_hinge(seed):
-    problem, truth = rescaled(chain(seed))
-    with torch.no_grad():
-        for p in problem.head.parameters():
-            p.copy_(torch.randn(p.shape, generator=rng(seed), dtype=p.dtype))
-    w = flat(problem.head.parameters()).numpy()
-    batch = problem.everything()[0]
-    StructuredHinge(problem.structure)(apply_head(problem.head, batch), batch.y).backward()
-    result = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
-    best = [truth.changes[i][(truth.losses[i] + truth.changes[i] @ w).argmax()] for i in range(problem.n)]
-    assert result == pytest.approx(sum(best) / problem.n, abs=1e-10)
-
-
 class F1(LabelSets):
     """One minus the F1 score, squared: no sum over labels."""
 
@@ -209,32 +191,6 @@ def test_a_loss_that_does_not_decompose():
         optim.step()
     gaps.append(certify(head, dual, [batch]).gap)
     assert 0 <= gaps[1] < 0.2 * gaps[0]
-
-
-@pytest.mark.parametrize("oracle", [None, BruteForceSearch()])
-@pytest.mark.parametrize("make", [chain, uneven])
-def test_check_finds_nothing_wrong(make, oracle):
-    problem, _ = rescaled(make(1, n=4), oracle)
-    report = check(problem.head, problem.structure, problem.batch(range(4)))
-    assert report.ok, str(report)
-
-
-def test_check_finds_an_oracle_of_margin_rescaling():
-    class Margin(EveryClass):
-        def __call__(self, structure, potentials, target):
-            return Decoding(structure.augmented_argmax(potentials, target).labeling)
-
-    class Boastful(EveryLossLevel):  # looks at the targets alone
-        def __call__(self, structure, potentials, target):
-            return Decoding(target, torch.zeros(len(target), dtype=torch.float64))
-
-    cost = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 4.0], [1.0, 4.0, 0.0]])
-    problem = multiclass(2, n=30, cost=cost)
-    report = check(problem.head, SlackRescaling(problem.structure, Margin()), problem.batch(range(30)))
-    assert "augmented_argmax finds the best output" in [f.name for f in report.findings if f.problem]
-    words = chain(4, n=40, states=3, longest=4)
-    report = check(words.head, SlackRescaling(words.structure, Boastful()), words.batch(range(40)))
-    assert [f.name for f in report.findings if f.problem] == ["augmented_argmax finds the best output"]
 
 
 def test_a_checkpoint_goes_on_to_the_same_bits_and_not_without_rescaling():

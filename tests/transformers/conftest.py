@@ -1,7 +1,5 @@
 """What the tests of taggers share; imported where a test asks for it, as transformers may be missing."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

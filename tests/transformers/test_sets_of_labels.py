@@ -1,7 +1,5 @@
 """Words that may have several labels: in losses, under a Trainer and in the solver."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 
@@ -31,7 +29,7 @@ def sets_batch():
 def test_sets_of_labels_are_summed_over(tagger, loss):
     tagger.config.loss = loss
     batch, sets = sets_batch()
-    found = tagger(**batch)
+    output = tagger(**batch)
     words = tagger.words(**batch)
     potentials = {name: t.detach().double() for name, t in tagger.potentials(words).tensors.items()}
     each, said = [], 0
@@ -54,9 +52,9 @@ def test_sets_of_labels_are_summed_over(tagger, loss):
             if not wrong:
                 right.append(score)
         each.append(float(torch.tensor(every).logsumexp(0) - torch.tensor(right).logsumexp(0)))
-    assert float(found.loss.detach()) == pytest.approx(sum(each) / (said or 3), rel=1e-4)
+    assert float(output.loss.detach()) == pytest.approx(sum(each) / (said or 3), rel=1e-4)
     single = {**batch, "labels": torch.where(batch["labels"].any(2), batch["labels"].int().argmax(2), NO)}
-    assert torch.equal(found.predictions, tagger(**single).predictions)  # they do not depend on the labels
+    assert torch.equal(output.predictions, tagger(**single).predictions)  # they do not depend on the labels
 
 
 def test_one_label_in_each_set_is_that_label(tagger):
@@ -82,33 +80,26 @@ def test_sets_of_tags_are_tokenised(tokenizer, tagger):
     assert plain[0]["labels"] == [NO, 1, 2, NO, NO, NO]
     with pytest.raises(ValueError, match="labels"):
         tagger.collate([items[0], plain[1]])
-    with pytest.raises(ValueError, match=r"tags\[0\]\[1\]"):
-        tokenized(tokenizer, sentences, [["O", set()], ["O"]], LABELS)
-    with pytest.raises(ValueError, match=r"tags\[0\].*B-Z"):
-        tokenized(tokenizer, sentences, [["O", {"O", "B-Z"}], ["O"]], LABELS)
-    with pytest.raises(ValueError, match="labels="):
-        tokenized(tokenizer, sentences, [["B-X", "I-X"], ["O"]], [*LABELS, "O"])
-    for wrong in (batch["labels"].long(), batch["labels"][..., :4], batch["labels"].any(2)):
-        with pytest.raises(ValueError, match="labels"):
-            tagger(**{**batch, "labels": wrong})
-    with pytest.raises(ValueError, match="row 0"):
-        tagger(**{**batch, "labels": torch.zeros_like(batch["labels"])})
+    for wrong in (set(), {"O", "B-Z"}):
+        with pytest.raises(ValueError, match=r"tags\[0\]"):
+            tokenized(tokenizer, sentences, [["O", wrong], ["O"]], LABELS)
     barred = torch.zeros_like(batch["labels"])
     barred[:, 1:3, 2] = True  # I-X at the beginning: none of the scheme
-    with pytest.raises(ValueError):
-        tagger(**{**batch, "labels": barred})
+    for wrong in (batch["labels"].long(), batch["labels"][..., :4], torch.zeros_like(batch["labels"]), barred):
+        with pytest.raises(ValueError):
+            tagger(**{**batch, "labels": wrong})
 
 
 def with_sets(items, share=0.5):
     """The items with sets in place of some labels: the label, and O."""
-    random, found = np.random.default_rng(1), []
+    random, result = np.random.default_rng(1), []
     for item in items:
         sets = [
             [state == label or (state == 0 <= label and hit) for state in range(5)]
             for label, hit in zip(item["labels"], random.random(len(item["labels"])) < share, strict=True)
         ]
-        found.append({**item, "labels": sets})
-    return found
+        result.append({**item, "labels": sets})
+    return result
 
 
 def test_sets_of_labels_train_the_tagger(tagger, items, tmp_path, monkeypatch):

@@ -22,14 +22,14 @@ NAMES = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_both_kinds_of_rows(text, newline, mark, tmp_path):
     arff = write(tmp_path / "songs.arff", mark + text.replace("\n", newline).rstrip())
-    found = read_mulan(arff, write(tmp_path / "songs.xml", XML))
-    assert found.feature_names == ("tempo", "it's 100% pitch", "drums")
-    assert found.label_names == ("sad", "loud", "very loud")  # the order of the XML file
-    assert found.features.dense().tolist() == [[0.5, 0, 0], [0, 0, 0], [0, -20, 1]]
-    assert found.labels.dense().tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
-    assert found.features.indptr.tolist() == [0, 1, 1, 3]
-    assert found.labels.indices.tolist() == [0, 1, 2]
-    assert found.source == str(arff)
+    table = read_mulan(arff, write(tmp_path / "songs.xml", XML))
+    assert table.feature_names == ("tempo", "it's 100% pitch", "drums")
+    assert table.label_names == ("sad", "loud", "very loud")  # the order of the XML file
+    assert table.features.dense().tolist() == [[0.5, 0, 0], [0, 0, 0], [0, -20, 1]]
+    assert table.labels.dense().tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
+    assert table.features.indptr.tolist() == [0, 1, 1, 3]
+    assert table.labels.indices.tolist() == [0, 1, 2]
+    assert table.source == str(arff)
 
 
 def test_what_a_sparse_row_leaves_out_is_the_first_nominal_value(tmp_path):
@@ -45,17 +45,12 @@ def test_nominal_features_are_indicators(sparse, tmp_path):
     colours, codes = ["red", "'light green'", "blue"], ["3", "1", "2"]
     columns = [Column("colour", colours), Column("label", ["0", "1"]), Column("code", codes), Column("x", None)]
     rows = [["blue", "1", "1", "0.5"], ["red", "0", "3", "0"], ["'light green'", "1", "2", "7"]]
-    found = read_mulan(
-        write(
-            tmp_path / "a.arff",
-            arff_text([columns[1], columns[0], *columns[2:]], [[row[1], row[0], *row[2:]] for row in rows], sparse),
-        ),
-        1,
-    )
+    text = arff_text([columns[1], columns[0], *columns[2:]], [[row[1], row[0], *row[2:]] for row in rows], sparse)
+    table = read_mulan(write(tmp_path / "a.arff", text), 1)
     names = ("colour=red", "colour=light green", "colour=blue", "code=3", "code=1", "code=2", "x")
-    assert found.feature_names == names
-    assert found.features.dense().tolist() == [[0, 0, 1, 0, 1, 0, 0.5], [1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1, 7]]
-    assert found.labels.dense().tolist() == [[1], [0], [1]]
+    assert table.feature_names == names
+    assert table.features.dense().tolist() == [[0, 0, 1, 0, 1, 0, 0.5], [1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1, 7]]
+    assert table.labels.dense().tolist() == [[1], [0], [1]]
     with pytest.raises(ValueError, match="line 3"):
         read_mulan(tmp_path / "a.arff", 2)
 
@@ -75,8 +70,8 @@ def tables(draw):
 def test_what_was_written_is_read(tmp_path_factory, table, sparse):
     columns, rows = table
     path = write(tmp_path_factory.getbasetemp() / "round.arff", arff_text(columns, rows, sparse))
-    found = read_arff(path)
-    assert [attribute.name for attribute in found.attributes] == [column.name for column in columns]
+    result = read_arff(path)
+    assert [attribute.name for attribute in result.attributes] == [column.name for column in columns]
     wanted = []
     for place, (_, values) in enumerate(columns):
         own = [row[place] for row in rows]
@@ -84,109 +79,70 @@ def test_what_was_written_is_read(tmp_path_factory, table, sparse):
             wanted.append([float(value) for value in own])
         else:
             wanted += [[float(one == value) for one in own] for value in values]
-    assert torch.equal(found.rows.dense(), torch.tensor(np.array(wanted).astype(np.float32)).T)
-    assert bool((found.rows.values != 0).all())
+    assert torch.equal(result.rows.dense(), torch.tensor(np.array(wanted).astype(np.float32)).T)
+    assert bool((result.rows.values != 0).all())
 
 
 HEAD = "@relation r\n@attribute a numeric\n@attribute b {0,1}\n"
-
-BAD_ARFF = [
-    ("@relation r\n@attribute a string\n", 2, "attribute 'a' has the type 'string', must be numeric"),
-    ("@relation r\n@attribute a date yyyy\n", 2, "the type 'date yyyy'.*convert or remove"),
-    ("@attribute a\n", 1, "attribute 'a' has no type"),
-    ("@attribute 'a b numeric\n", 1, "must be @attribute, a name"),
-    ("@attribute a {red,,green}\n", 1, "the values {red,,green} of attribute 'a' must be named"),
-    ("@attribute a {red,red}\n", 1, "the values {red,red} of attribute 'a' must be .* each once"),
-    ("@attribute a {}\n", 1, "the values {} of attribute 'a' must be named"),
-    ("@attribute a {red,green}\n@data\ngreen\nblue\n", 4, "'blue' is not among the values .* {red,green} by line 1"),
-    ("@attribute a {1,2,3}\n@data\n?\n", 3, "attribute 'a' is a missing value, must be one of its values"),
-    ("@attribute a {0,'1}\n", 1, "a quote is not closed"),
-    (HEAD + "@attribute a real\n@data\n0,0,0\n", 4, "'a' is declared on line 2"),
-    (HEAD + "0.5,1\n", 4, "'0.5,1' stands before @data"),
-    ("@data\n1\n", 1, "@data comes before any @attribute"),
-    (HEAD, None, "has no @data line"),
-    ("", None, "has no @data line"),
-    (HEAD + "@data\n%\n\n", None, "has no example"),
-    (HEAD + "@data\n0,0\n0.5\n", 6, "1 values separated by commas, must be 2"),
-    (HEAD + "@data\n0.5,1,1\n", 5, "3 values separated by commas, must be 2"),
-    (HEAD + "@data\n?,1\n", 5, "attribute 'a' is a missing value.*fill it in"),
-    (HEAD + "@data\n0,?\n", 5, "attribute 'b' is a missing value"),
-    (HEAD + "@data\nNaN,1\n", 5, "attribute 'a' is 'NaN', must be a finite float32"),
-    (HEAD + "@data\n1e39,1\n", 5, "'1e39', must be a finite float32"),
-    (HEAD + "@data\n1_0,1\n", 5, "'1_0', must be a finite float32"),
-    (HEAD + "@data\n,1\n", 5, "attribute 'a' is ''"),
-    (HEAD + "@data\n1,2\n", 5, r"'2' is not among the values of attribute 'b', \{0,1\} by line 3"),
-    (HEAD + "@data\n{0 1}\n{1 red}\n", 6, "'red' is not among the values of attribute 'b'"),
-    (HEAD + "@data\n{0 ?}\n", 5, "attribute 'a' is a missing value"),
-    (HEAD + "@data\n{2 1}\n", 5, "attribute 2 is out of range: there are 2"),
-    (HEAD + "@data\n{-1 1}\n", 5, "attribute -1 must not be negative"),
-    (HEAD + "@data\n{-0 1}\n", 5, "'-0 1' must be the number of an attribute, a blank, and its value"),
-    (HEAD + "@data\n{x 1}\n", 5, "'x 1' must be the number of an attribute, a blank, and its value"),
-    (HEAD + "@data\n{0}\n", 5, "'0' must be the number of an attribute"),
-    (HEAD + "@data\n{0 1,}\n", 5, "'' must be the number of an attribute"),
-    (HEAD + "@data\n{1 1,0 2,1 1}\n", 5, "attribute 1 comes twice"),
-    (HEAD + "@data\n{0 1\n", 5, "a sparse row must end with its }"),
-    (HEAD + "@data\n{0 1}, {2}\n", 5, "a sparse row must end.*weights of examples are not read"),
-    (HEAD + "@data\n{0 '1}\n", 5, "a quote is not closed"),
+BAD = [
+    ("@relation r\n@attribute a string\n", 2),
+    ("@attribute 'a b numeric\n", 1),
+    ("@attribute a {red,,green}\n", 1),
+    ("@attribute a {red,red}\n", 1),
+    ("@attribute a {red,green}\n@data\ngreen\nblue\n", 4),
+    (HEAD + "@attribute a real\n@data\n0,0,0\n", 4),
+    (HEAD + "0.5,1\n", 4),
+    ("@data\n1\n", 1),
+    (HEAD + "@data\n0,0\n0.5\n", 6),
+    (HEAD + "@data\n?,1\n", 5),
+    (HEAD + "@data\n1e39,1\n", 5),
+    (HEAD + "@data\n1_0,1\n", 5),
+    (HEAD + "@data\n1,2\n", 5),
+    (HEAD + "@data\n{0 1}\n{1 red}\n", 6),
+    (HEAD + "@data\n{2 1}\n", 5),
+    (HEAD + "@data\n{-1 1}\n", 5),
+    (HEAD + "@data\n{0}\n", 5),
+    (HEAD + "@data\n{1 1,0 2,1 1}\n", 5),
+    (HEAD + "@data\n{0 1\n", 5),
+    (HEAD + "@data\n{0 '1}\n", 5),
 ]
-
-
-@pytest.mark.parametrize("text,line,message", BAD_ARFF)
-def test_arff_errors_name_file_and_line(text, line, message, tmp_path):
-    path = write(tmp_path / "bad.arff", text)
-    where = re.escape(str(path)) + ("" if line is None else f", line {line}:") + ".*"
-    with pytest.raises(ValueError, match=where + f"(?:{message})"):
-        read_arff(path)
-
-
 BAD_XML = [
-    ("<labels>\n<label name='a'>\n</labels>", 3, r"not well-formed XML \(mismatched tag\)"),
-    ("", 1, "not well-formed XML"),
-    ("<labels>\n<label name='a'/>", 2, r"not well-formed XML \([^;]*\)$"),  # nothing to fetch again
-    (HEAD, 1, "it looks like an ARFF file, so the arguments seem swapped"),
-    ("% songs\n" + HEAD, 1, "it looks like an ARFF file, so the arguments seem swapped"),
-    ("<labels>\n<label/></labels>", 2, "a label has no name"),
-    ("<labels>\n<label name=''/></labels>", 2, "a label has no name"),
-    ("<labels>\n<tag name='a'/></labels>", 2, "<tag> must be <label name=...>"),
-    ("<label name='a'/>", 1, "<label> must be <labels>"),
-    ("<labels><label name='a'/>\n<label name='a'/></labels>", 2, "label 'a' is named on line 1"),
-    ("<labels/>", None, "names no label"),
+    ("<labels>\n<label name='a'>\n</labels>", 3),
+    (HEAD, 1),
+    ("<labels>\n<label name=''/></labels>", 2),
+    ("<labels>\n<tag name='a'/></labels>", 2),
+    ("<label name='a'/>", 1),
+    ("<labels><label name='a'/>\n<label name='a'/></labels>", 2),
 ]
 
 
-@pytest.mark.parametrize("text,line,message", BAD_XML)
-def test_xml_errors_name_file_and_line(text, line, message, tmp_path):
-    path = write(tmp_path / "bad.xml", text)
-    with pytest.raises(
-        ValueError, match=re.escape(str(path)) + ("" if line is None else f", line {line}:") + f".*{message}"
-    ):
-        read_labels(path)
+@pytest.mark.parametrize(
+    ("read", "text", "line"), [*((read_arff, *row) for row in BAD), *((read_labels, *row) for row in BAD_XML)]
+)
+def test_errors_name_file_and_line(read, text, line, tmp_path):
+    path = write(tmp_path / "bad", text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line {line}:")):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "rows", "place"),
+    [
+        ("<labels>\n<label name='c'/></labels>", "0,0", r"\.xml, line 2"),
+        ("<labels><label name='a'/><label name='b'/></labels>", "0,0", "feature"),
+        ("<labels><label name='a'/></labels>", "0,0\n2,1", r"\.arff, line 6"),
+    ],
+)
+def test_files_that_do_not_fit(labels, rows, place, tmp_path):
+    arff = write(tmp_path / "a.arff", HEAD + "@data\n" + rows)
+    with pytest.raises(ValueError, match=place):
+        read_mulan(arff, write(tmp_path / "a.xml", labels))
 
 
 def test_other_encodings_of_xml(tmp_path):
     path = tmp_path / "latin.xml"
     path.write_bytes("<?xml version='1.0' encoding='latin-1'?><labels><label name='café'/></labels>".encode("latin-1"))
     assert read_labels(path)[0].name == "café"
-
-
-PAIRS = [
-    ("<labels>\n<label name='c'/></labels>", "0,0", r"\.xml, line 2"),
-    ("<labels><label name='a'/><label name='b'/></labels>", "0,0", "no feature is left"),
-    ("<labels><label name='a'/></labels>", "0,0\n2,1", r"\.arff, line 6"),
-]
-
-
-@pytest.mark.parametrize("labels,rows,message", PAIRS)
-def test_files_that_do_not_fit(labels, rows, message, tmp_path):
-    arff = write(tmp_path / "a.arff", HEAD + "@data\n" + rows)
-    with pytest.raises(ValueError, match=message):
-        read_mulan(arff, write(tmp_path / "a.xml", labels))
-
-
-def test_labels_are_declared_0_and_1(tmp_path):
-    arff = write(tmp_path / "a.arff", "@attribute a real\n@attribute b {-1,1}\n@data\n0,1\n")
-    with pytest.raises(ValueError, match=r"a\.arff, line 2"):
-        read_mulan(arff, write(tmp_path / "a.xml", "<labels><label name='b'/></labels>"))
 
 
 MEKA = """\
@@ -202,15 +158,9 @@ MEKA = """\
 
 @pytest.mark.parametrize(("labels", "relation"), [(None, -2), (-2, 1)])  # the argument goes before the relation
 def test_the_number_of_labels_as_in_meka(labels, relation, tmp_path):
-    found = read_mulan(write(tmp_path / "a.arff", MEKA.format(relation)), labels)
-    assert (found.feature_names, found.label_names) == (("a",), ("b", "c"))
-    assert found.labels.dense().tolist() == [[1, 0], [0, 1]]
-
-
-def test_the_first_attributes_are_labels(tmp_path):
-    text = "@relation r\n@attribute l {0,1}\n@attribute x numeric\n@data\n1,3\n"
-    found = read_mulan(write(tmp_path / "a.arff", text), 1)
-    assert (found.feature_names, found.label_names) == (("x",), ("l",))
+    table = read_mulan(write(tmp_path / "a.arff", MEKA.format(relation)), labels)
+    assert (table.feature_names, table.label_names) == (("a",), ("b", "c"))
+    assert table.labels.dense().tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize("name", ["songs-train.arff", "songs.arff", "songs-test.arff"])
@@ -224,5 +174,5 @@ def test_labels_that_nothing_tells(tmp_path):
     with pytest.raises(ValueError, match="labels"):
         read_mulan(arff)
     for labels in (0, 6, -7):
-        with pytest.raises(ValueError, match=f"has 6 attributes, and labels={labels}: give the number"):
+        with pytest.raises(ValueError, match=f"labels={labels}"):
             read_mulan(arff, labels)

@@ -21,10 +21,10 @@ def test_standardised_features_have_mean_0_and_rows_of_mean_square_1(seed):
     rng = np.random.default_rng(seed)
     train, test = (rng.normal(size=(9, 4)) * [1, 10, 0, 0.1] + [5, -2, 3.3, 0] for _ in range(2))
     scaling = Standardised().fit(rows_of(train))
-    found = scaling.apply(rows_of(train)).dense().double().numpy()
-    assert np.allclose(found.mean(0), 0, atol=1e-6)
-    assert np.allclose(found.var(0), [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-5)  # the third does not vary
-    assert np.square(found).sum(1).mean() == pytest.approx(1, abs=1e-5)
+    result = scaling.apply(rows_of(train)).dense().double().numpy()
+    assert np.allclose(result.mean(0), 0, atol=1e-6)
+    assert np.allclose(result.var(0), [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-5)  # the third does not vary
+    assert np.square(result).sum(1).mean() == pytest.approx(1, abs=1e-5)
 
     deviation = train.astype(np.float32).astype(float).std(0)
     wanted = (test - train.mean(0)) / np.where(deviation > 1e-6, deviation * 3**0.5, np.inf)
@@ -32,17 +32,13 @@ def test_standardised_features_have_mean_0_and_rows_of_mean_square_1(seed):
     assert scaling.fit(rows_of(test)) is scaling  # fitted once
 
 
-@pytest.mark.parametrize(("share", "kind", "said"), [(0.9, Standardised, "standardised"), (0.1, UnitRows, "norm")])
-def test_the_data_choose_and_it_is_said_once(share, kind, said, capsys):
+@pytest.mark.parametrize(("share", "kind"), [(0.9, Standardised), (0.1, UnitRows)])
+def test_the_data_choose(share, kind):
     matrix = np.zeros((10, 10))
     matrix.flat[: round(share * 100)] = np.arange(1, round(share * 100) + 1)
     chosen = ByDensity().fit(rows_of(matrix))
     assert type(chosen) is kind
     assert chosen.fitted
-    out = capsys.readouterr().err
-    assert out.count("\n") == 1
-    assert said in out
-    assert f"{share:.1%}" in out
     assert type(ByDensity(dense_above=0.95).fit(rows_of(matrix))) is UnitRows
 
 
@@ -84,20 +80,17 @@ def test_the_two_parts_of_a_split_are_all_examples(tmp_path):
 
 
 def test_refusals(tmp_path):
-    files = write(tmp_path / "a.arff", DENSE), write(tmp_path / "a.xml", XML)
-    with pytest.raises(TypeError, match="scaling='unit'"):
-        Multilabel.from_mulan(*files, scaling="unit")
-    with pytest.raises(ValueError, match="dense_above"):
-        ByDensity(dense_above=1.5)
-    rows = rows_of(np.eye(3))
-    for scaling in (Standardised(), ByDensity()):
-        with pytest.raises(ValueError, match=r"scaling=train\.scaling"):
-            scaling.apply(rows)
-    with pytest.raises(ValueError, match="of 3 features, and these rows have 2"):
-        Standardised().fit(rows).apply(rows_of(np.eye(2)))
+    files, rows = (write(tmp_path / "a.arff", DENSE), write(tmp_path / "a.xml", XML)), rows_of(np.eye(3))
+    (tmp_path / "multilabel" / "scene").mkdir(parents=True)
+    for name, text in (("scene-test.arff", DENSE), ("scene.xml", XML)):
+        write(tmp_path / "multilabel" / "scene" / name, text)
+    for call, error, argument in (
+        (lambda: Multilabel.from_mulan(*files, scaling="unit"), TypeError, "scaling"),
+        (lambda: ByDensity(dense_above=1.5), ValueError, "dense_above"),
+        (lambda: Standardised().apply(rows), ValueError, "scaling"),
+        (lambda: Standardised().fit(rows).apply(rows_of(np.eye(2))), ValueError, "features"),
+        (lambda: Multilabel("scene", "test", scaling=ByDensity(), root=tmp_path), ValueError, "test"),
+    ):
+        with pytest.raises(error, match=argument):
+            call()
     assert Unscaled().fit(rows).apply(rows) is rows
-    folder = tmp_path / "multilabel" / "scene"
-    folder.mkdir(parents=True)
-    write(folder / "scene-test.arff", DENSE), write(folder / "scene.xml", XML)
-    with pytest.raises(ValueError, match="must not be fitted to the test set"):
-        Multilabel("scene", "test", scaling=ByDensity(), root=tmp_path)

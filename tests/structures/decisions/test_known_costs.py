@@ -19,11 +19,8 @@ from torchssvm import (
     Relative,
     SlackRescaling,
     Solver,
-    StructuredHinge,
     Weights,
     certify,
-    check,
-    guess_lam,
     in_order,
     solve,
 )
@@ -70,15 +67,10 @@ def test_slack_rescaling_refuses_known_costs():
     head = LinearDecisions(3, structure=problems.structure)
     slack = SlackRescaling(head.structure)
     loss, batch = BlockGap(DualState.for_head(head, 20, 0.1, structure=slack)), problems.__getitems__([0, 1, 2])
-    for training in (
-        lambda: loss(head(batch.x), batch.y, batch.index),
-        lambda: StructuredHinge(slack)(head(batch.x), batch.y),
-        lambda: solve(head, problems, 0.1, structure=slack, progress=False),
-        lambda: guess_lam(head, problems, structure=slack),
-    ):
-        with pytest.raises(ValueError, match="potentials"):
-            training()
-    assert "potentials have known scores" in str(check(head, slack, batch))
+    with pytest.raises(ValueError, match="potentials"):
+        loss(head(batch.x), batch.y, batch.index)
+    with pytest.raises(ValueError, match="potentials"):
+        solve(head, problems, 0.1, structure=slack, progress=False)
 
 
 class Late(DecisionOracle):

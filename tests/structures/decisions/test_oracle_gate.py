@@ -58,29 +58,21 @@ def oracle(request):
     return request.param
 
 
-@pytest.mark.parametrize("width", [0, 3, 5, 1004])
-def test_costs_of_another_number_are_refused(oracle, width):
-    with pytest.raises(ValueError, match="costs"):
-        oracle.solve(np.ones((3, width)))
-    with pytest.raises(ValueError, match=r"costs|potentials"):
-        Decisions(oracle).decode(torch.ones(3, width))
+ONES, RAGGED = np.ones((3, 4)), [[1.0], [1.0, 2.0]]
 
 
-def test_what_is_no_matrix_of_finite_numbers_is_refused(oracle):
-    infinite = np.array([[1.0, 2.0, -np.inf, 0.0]])
-    for wrong in (np.ones(4), np.ones((1, 1, 4)), 1.0, np.array([[1.0] * 4, [np.nan] * 4]), infinite):
-        with pytest.raises(ValueError, match="costs"):
-            oracle.solve(wrong)
-    for wrong in (np.ones((1, 4), complex), [["a"] * 4], torch.ones(1, 4).to_sparse(), [[1.0], [1.0, 2.0]], None):
-        with pytest.raises(TypeError, match="costs"):
-            oracle.solve(wrong)
-    costs = np.ones((3, 4))
-    for start in (np.ones((2, 4)), np.ones((3, 5)), np.ones(4)):
-        with pytest.raises(ValueError, match="start"):
-            oracle.solve(costs, None, start)
-    for given in (np.ones(2), np.ones((1003, 1)), np.float64(1.0)):
-        with pytest.raises(ValueError, match="given"):
-            oracle.solve(costs, given)
+@pytest.mark.parametrize(
+    ("arguments", "error", "argument"),
+    [
+        *(([costs], ValueError, "costs") for costs in (np.ones((3, 5)), np.ones(4), 1.0, ONES * np.nan, ONES * np.inf)),
+        *(([costs], TypeError, "costs") for costs in (np.ones((1, 4), complex), [["a"] * 4], RAGGED, None)),
+        *(([ONES, None, start], ValueError, "start") for start in (np.ones((2, 4)), np.ones((3, 5)), np.ones(4))),
+        *(([ONES, limit], ValueError, "given") for limit in (np.ones(2), np.float64(1.0))),
+    ],
+)
+def test_what_does_not_fit_is_refused(oracle, arguments, error, argument):
+    with pytest.raises(error, match=argument):
+        oracle.solve(*arguments)
 
 
 def test_numbers_of_every_kind_give_the_same_decisions(oracle):
@@ -100,17 +92,3 @@ def test_numbers_of_every_kind_give_the_same_decisions(oracle):
 
 def test_a_batch_may_be_empty(oracle):
     assert oracle.solve(np.ones((0, 4)))[0].shape == (0, 4)
-
-
-def test_an_oracle_of_ones_own_may_take_fewer_or_other_arguments():
-    class Plain(Cheapest):
-        def solve(self, costs, given=None):
-            return super().solve(costs)
-
-    class Quick(Cheapest):
-        def solve(self, costs, context=None, first=None, *, effort=1):
-            assert effort == 2
-            return super().solve(costs)
-
-    assert Plain().solve(torch.eye(4))[1].tolist() == Plain().solve([[0] * 4], given=[1])[1].tolist() * 4
-    assert Quick().solve(torch.eye(4), [0] * 4, effort=2)[1].tolist() == [0.0] * 4

@@ -60,10 +60,8 @@ def test_many_decisions_are_not_listed():
 
 
 def test_only_paths_to_the_sink_are_followed():
-    assert ShortestPath([[k, k + 1] for k in range(1200)], 0, 1200).decisions().shape == (
-        1,
-        1200,
-    )  # longer than a stack
+    long = ShortestPath([[k, k + 1] for k in range(1200)], 0, 1200)  # longer than a stack
+    assert long.decisions().shape == (1, 1200)
     grid = ShortestPath.grid(15, 15)
     assert len(ShortestPath(grid.arcs, 0, 16).decisions()) == 2  # 40 million ways pass the sink by
     assert len(ShortestPath(grid.arcs, 208, 224).decisions()) == 2  # and as many begin elsewhere
@@ -74,20 +72,15 @@ def test_only_paths_to_the_sink_are_followed():
     [
         (lambda: ShortestPath([[0, 1], [1, 2], [2, 0]], 0, 2), "arcs"),
         (lambda: ShortestPath([[0, 1], [1, 2]], 1, 0), "source=1"),
-        (lambda: ShortestPath([[0, 1]], 0, 5), "sink=5"),
         (lambda: ShortestPath([0, 1], 0, 1), "arcs"),
-        (lambda: ShortestPath([[0.5, 1.7]], 0, 1), "arcs"),
         (lambda: Selection(3, 4), "k=4"),
         (lambda: Selection(3, 1).solve(np.zeros((2, 3)), np.array([1, 4])), "given"),
         (lambda: Selection(3, 1).solve(np.zeros((1, 3)), np.array([1.5])), "given"),
         (lambda: Knapsack([1.5, 2.0], 3), "weights"),
-        (lambda: Knapsack([1, -2], 3), "weights"),
         (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.array([1, -1])), "given"),
-        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.ones((2, 2))), "given"),
         (lambda: Assignment(3, 2), "tasks=2"),
         (lambda: SpanningTree([[0, -1]]), "edges"),
         (lambda: SpanningTree([[0, 1], [2, 3]]), "edges"),
-        (lambda: SpanningTree([[0.0, 1.0, 2.0]]), "edges"),
         *(
             (lambda oracle=oracle: oracle.solve(np.ones((1, oracle.num_costs)), np.ones((1, 2))), "given")
             for oracle in (ShortestPath.grid(2, 2), Assignment(2), SpanningTree(KITE))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -67,16 +65,15 @@ class TestGraphPotentials:
             wrong[1, 0] = torch.tensor(place)
             with pytest.raises(ValueError, match="edges"):
                 GraphPotentials(node, edge, wrong, lengths)
-        for args, argument in [
-            ((node, edge, good[:, :1], lengths), "edges"),
-            ((node, edge, good.int(), lengths), "edges"),
-            ((node, edge[:1], good[:1], lengths), "tensors"),
-            ((node[0], edge, good, lengths), "node"),
-            ((node, edge.unsqueeze(2), good, lengths), "edge"),
-            ((node, edge, good, torch.tensor([4, 2])), "lengths"),
+        for wrong, argument in [
+            ({"edges": good[:, :1]}, "edges"),
+            ({"edges": good.int()}, "edges"),
+            ({"node": node[0]}, "node"),
+            ({"edge": edge.unsqueeze(2)}, "edge"),
+            ({"lengths": torch.tensor([4, 2])}, "lengths"),
         ]:
             with pytest.raises(ValueError, match=argument):
-                GraphPotentials(*args)
+                GraphPotentials(**{"node": node, "edge": edge, "edges": good, "lengths": lengths} | wrong)
 
     def test_edges_go_with_the_examples(self):
         potentials = random_potentials(rng(2), 3)

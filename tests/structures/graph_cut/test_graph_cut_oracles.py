@@ -1,9 +1,6 @@
-import sys
-
 import numpy as np
 import pytest
 import torch
-from cases.fresh import fresh_python
 from cases.graphs import best_scores, random_potentials
 from cases.problems import examples, rng
 from hypothesis import given
@@ -115,23 +112,19 @@ def test_graphs_without_edges(oracle):
 def test_repulsive_edges_are_refused_by_minimum_cuts():
     edges = torch.tensor([[[0, 1]], [[1, 2]]])
     potentials = GraphPotentials(torch.zeros(2, 3), torch.tensor([[0.0], [-0.25]]), edges)
-    with pytest.raises(ValueError, match=r"edge .*-0\.25"):
+    with pytest.raises(ValueError, match="edge"):
         GraphCut().argmax(potentials)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing(threads, monkeypatch):
+def test_threads_change_nothing(threads, monkeypatch, set_threads):
     random = rng(3)
     potentials = random_potentials(random, 40, most=30, attractive=False)
     attractive = potentials.replace({**potentials.tensors, "edge": potentials["edge"].abs()})
     monkeypatch.setattr("torchssvm.structures.graph_cut.oracle._GRAIN", 1.0)
     one = solved(attractive, min_cut), *solved(potentials, roof_dual)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        several = solved(attractive, min_cut), *solved(potentials, roof_dual)
-    finally:
-        torch.set_num_threads(threads_before)
+    set_threads(threads)
+    several = solved(attractive, min_cut), *solved(potentials, roof_dual)
     assert all(torch.equal(a, b) for a, b in zip(one, several, strict=True))
 
 
@@ -153,23 +146,3 @@ def test_a_result_worse_than_the_target_is_replaced_by_it():
         assert bool((corner.hinge >= 0).all())
         assert bool((corner.bound >= corner.hinge).all())
     assert replaced  # the rounding is not always right
-
-
-def test_without_pymaxflow_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "maxflow", None)
-    with pytest.raises(ImportError, match=r"torchssvm\[graphcut\]"):
-        GraphCut().argmax(random_potentials(rng(0), 2))
-
-
-def test_pymaxflow_is_not_imported_before_it_is_used():
-    code = (
-        "import sys, torch, torchssvm\n"
-        "head = torchssvm.LinearGraph(1, 1)\n"
-        "edges = torch.tensor([[[0, 1]]])\n"
-        "potentials = head(torchssvm.Graphs(torch.zeros(1, 2, 1), torch.zeros(1, 1, 1), edges))\n"
-        "head.structure.check_target(torch.tensor([[0, 1]]), potentials)\n"
-        "assert 'maxflow' not in sys.modules\n"
-        "head.structure.argmax(potentials)\n"
-        "assert 'maxflow' in sys.modules\n"
-    )
-    fresh_python(code)

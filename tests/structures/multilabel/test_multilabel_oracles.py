@@ -168,14 +168,11 @@ def test_weights_are_shared_or_each_examples_own():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_large_batches_are_shared_by_threads(threads):
+def test_large_batches_are_shared_by_threads(threads, set_threads):
     unary, pairwise = problem(4, 12, batch=400)
-    threads_before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        together = best_label_sets(unary, pairwise, effort=10**6)
-    finally:
-        torch.set_num_threads(threads_before)
+    set_threads(threads)
+    together = best_label_sets(unary, pairwise, effort=10**6)
+    set_threads(1)
     for row in range(0, 400, 37):
         alone = best_label_sets(unary[row : row + 1], pairwise, effort=10**6)
         assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))

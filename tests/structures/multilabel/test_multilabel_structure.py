@@ -1,7 +1,5 @@
 """Sets of labels with pairwise scores: the structure, with each of its decoders, against all sets of few labels."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -21,8 +19,7 @@ WEIGHTS = torch.tensor([1.0, 0.5, 0.0, 3.0])
 
 class MultilabelCase(StructureTestCase):
     options: dict = {}  # noqa: RUF012
-    shared = True
-    attractive = False
+    shared, attractive, no_values = True, False, (2, -1)
 
     def make_structure(self):
         return Multilabel(K, **self.options)
@@ -60,39 +57,11 @@ class MultilabelCase(StructureTestCase):
     def count(self, structure, potentials, row):
         return 2**K
 
-    def bad_targets(self, potentials, target):
-        for number in (2, -1):
-            wrong = target.clone()
-            wrong[1, 2] = number
-            yield wrong, "target"
-        yield target[:, 1:], "target"
-        yield target[:2], "target"
-        yield target.double(), "target"
-        yield target.bool(), "target"
-        yield target.tolist(), "target"
-
-    def bad_potentials(self, potentials):
-        yield Potentials(potentials["unary"])
-        unary, pairs = potentials["unary"], potentials["unary"].new_zeros(3, 7)
-        yield Potentials({"unary": unary[:, 1:], "pairwise": pairs[:, :6]})
-        yield Potentials({"unary": unary, "pairwise": pairs})
-        yield Potentials({"unary": unary, "pairwise": pairs[:, :6], "more": pairs})
-
     def several(self, structure, potentials, seed, count):
         """At potentials of any sign, where messages alone are not exact."""
         return super().several(
             Multilabel(K, pairwise=structure.pairwise, pairs=structure.pairs), potentials, seed, count
         )
-
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-    def test_potentials_that_are_not_finite_are_refused(self, value):
-        structure, potentials, target = self.setting(5, 3)
-        for name in potentials.tensors:
-            for place in range(potentials[name].shape[1]):
-                tensors = {key: tensor.clone() for key, tensor in potentials.tensors.items()}
-                tensors[name][1, place] = value
-                with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
-                    find_corner(structure, potentials.replace(tensors), target)
 
 
 class TestMultilabel(MultilabelCase):
@@ -179,7 +148,3 @@ def test_what_is_too_much_for_branching_has_a_bound():
 def test_bad_options(options, argument):
     with pytest.raises(ValueError, match=argument):
         Multilabel(**{"num_labels": 4, **options})
-
-
-def test_many_labels_are_not_listed():
-    assert Multilabel(13).enumerate(Potentials({"unary": torch.zeros(1, 13), "pairwise": torch.zeros(1, 78)})) is None

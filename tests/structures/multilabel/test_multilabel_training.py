@@ -35,12 +35,6 @@ class TestLinearMultilabel(HeadTestCase):
         tensors = {"unary": unary + head.bias if self.bias else unary}
         return {**tensors, "pairwise": head.pairwise} if self.pairwise else tensors
 
-    def bad_inputs(self, inputs):
-        (x,) = inputs
-        yield (x[:, :2],), "x must be"
-        yield (x[0],), "x must be"
-        yield (x, torch.ones(3, dtype=torch.int64)), "lengths"
-
     def test_interactions(self):
         head, _ = self.setting(3)
         if not self.pairwise:
@@ -84,6 +78,8 @@ class Packed(SparseLinearMultilabel):
 
 
 class TestSparseLinearMultilabel(TestLinearMultilabel):
+    any_features = True
+
     def make_head(self):
         return Packed(F, K, bias=self.bias, pairwise=self.pairwise, sparse_gradient=False)
 
@@ -98,10 +94,6 @@ class TestSparseLinearMultilabel(TestLinearMultilabel):
             if place >= 0:
                 dense[place] += value
         return super().reference(head, dense)
-
-    def bad_inputs(self, inputs):
-        (x,) = inputs
-        yield (x, torch.ones(3, dtype=torch.int64)), "lengths"
 
 
 @pytest.mark.variant
@@ -121,36 +113,6 @@ def test_sparse_gradients_have_the_rows_of_the_batch():
     assert bias.shape == pairwise.shape == (2, K)
     potentials["unary"].sum().backward()
     assert head.unary.grad.is_sparse
-
-
-def test_the_pairs_are_one_vector_for_all_examples():
-    assert LinearMultilabel(F, K)(torch.randn(5, F))["pairwise"].stride(0) == 0
-
-
-@pytest.mark.parametrize(
-    ("head", "x", "error", "argument"),
-    [
-        (SparseLinearMultilabel, torch.zeros(2, 3), TypeError, "SparseFeatures"),
-        (SparseLinearMultilabel, SparseFeatures(torch.zeros(2, 3, 4, dtype=torch.int64)), ValueError, "x.columns"),
-        (SparseLinearMultilabel, SparseFeatures(torch.full((2, 3), F)), ValueError, "columns"),
-        (SparseLinearMultilabel, SparseFeatures(torch.zeros(2, 3).long(), torch.zeros(2, 2)), ValueError, "x.values"),
-        (LinearMultilabel, SparseFeatures(torch.zeros(2, 3).long()), TypeError, "x must be"),
-    ],
-)
-def test_inputs_that_do_not_fit(head, x, error, argument):
-    with pytest.raises(error, match=argument):
-        head(F, K)(x)
-
-
-def test_options_that_do_not_fit():
-    for head in (LinearMultilabel, SparseLinearMultilabel):
-        with pytest.raises(ValueError, match="in_features"):
-            head(0, K)
-        for structure in (Multilabel(4), Multilabel(K, pairwise=False)):
-            with pytest.raises(ValueError, match="structure"):
-                head(F, K, structure=structure)
-        fitting = Multilabel(K, normalize=False)
-        assert head(F, K, structure=fitting).structure is fitting
 
 
 ATTRACTIVE = {"pairwise": (0.0, None)}

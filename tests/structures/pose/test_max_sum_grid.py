@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from cases.problems import examples, rng
-from cases.random_potentials import random_parents
+from cases.random_potentials import draw, random_parents
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,14 +20,9 @@ def problem(seed, batch=2, parts=3, height=2, width=3, types=2, integers=False, 
     random = rng(seed)
     parent = random_parents(random, parts)
     edges = int((parent >= 0).sum())
-
-    def draw(*shape):
-        if integers:
-            return torch.randint(-2, 3, shape, generator=random).to(dtype)
-        return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
-
-    node, kinds = draw(batch, parts, height, width), draw(batch, edges, 2, types, height, width)
-    costs = [draw(1 if shared else batch, edges, 2, types, 2 * size - 1) for size in (width, height)]
+    costs = [(1 if shared else batch, edges, 2, types, 2 * size - 1) for size in (width, height)]
+    shapes = (batch, parts, height, width), (batch, edges, 2, types, height, width), *costs
+    node, kinds, *costs = (draw(random, shape, integers, dtype) for shape in shapes)
     return node, kinds, *(cost.expand(batch, -1, -1, -1, -1) for cost in costs), parent
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from cases.head_cases import HeadTestCase
 from cases.problems import examples, rng
+from cases.random_potentials import draw
 from cases.structure_cases import StructureTestCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,8 +32,7 @@ class RankingCase(StructureTestCase):
     """Lists of 1 to ``most`` documents, with at least one that is relevant."""
 
     measure = NDCG()
-    most = 4
-    grades = 3
+    most, grades, no_values = 4, 3, (-2,)
 
     def make_structure(self):
         return Ranking(self.measure)
@@ -40,11 +40,7 @@ class RankingCase(StructureTestCase):
     def make_potentials(self, random, batch, integers, dtype):
         lengths = torch.randint(1, self.most + 1, (batch,), generator=random)
         shape = (batch, int(lengths.max()))
-        if integers:
-            scores = torch.randint(-1, 2, shape, generator=random).to(dtype)
-        else:
-            scores = torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
-        return Potentials({"scores": scores}, lengths, ragged={"scores": 0})
+        return Potentials({"scores": draw(random, shape, integers, dtype)}, lengths, ragged={"scores": 0})
 
     def random_target(self, structure, potentials, random):
         grades = torch.randint(0, self.grades, potentials.single.shape, generator=random)
@@ -103,17 +99,7 @@ class RankingCase(StructureTestCase):
         return math.factorial(int(potentials.lengths[row]))
 
     def bad_targets(self, potentials, target):
-        wrong = target.grades.clone()
-        wrong[1, 0] = -2
-        yield wrong, "target"
-        yield target.grades[:, 1:], "target"
-        yield target.grades[:2], "target"
-        yield target.grades.double(), "target"
-
-    def bad_potentials(self, potentials):
-        yield Potentials(potentials.single.unsqueeze(2))
-        yield Potentials(potentials.single[:, 0])
-        yield Potentials({"a": potentials.single, "b": potentials.single})
+        return super().bad_targets(potentials, target.grades)
 
     @examples(8)
     @given(seed=SEEDS, batch=st.integers(1, 4))
@@ -292,13 +278,6 @@ class TestLinearRanking(HeadTestCase):
     def reference(self, head, x):
         return {"scores": sum(x[:, f] * head.weight[f] for f in range(3))}
 
-    def bad_inputs(self, inputs):
-        x, lengths = inputs
-        yield (x[..., :2], lengths), "x must be"
-        yield (x[0], lengths), "x must be"
-        yield (x, torch.tensor([1, 5, 1])), "lengths"
-        yield (x, torch.tensor([1, 2])), "lengths"
-
 
 @pytest.mark.parametrize("measure", [NDCG(), PrecisionAt(1, relevant=2)])
 def test_lists_without_a_relevant_document_are_refused(measure):
@@ -323,9 +302,3 @@ def test_lists_without_a_relevant_document_are_refused(measure):
 def test_wrong_arguments_are_refused(make, error, argument):
     with pytest.raises(error, match=f"{argument}="):
         make()
-
-
-def test_grades_whose_gains_overflow_are_refused():
-    structure = Ranking(NDCG())
-    with pytest.raises(ValueError, match=r"target .*rows \[1\]"):
-        structure.check_target(torch.tensor([[1000, 0], [2000, 1]]), torch.zeros(2, 2))

@@ -1,13 +1,12 @@
 """Segments: the structure, its head, and training to the optimum over all segmentations."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 from cases.head_cases import HeadTestCase
 from cases.problems import Problem, examples, rng
+from cases.random_potentials import draw
 from cases.structure_cases import StructureTestCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +38,7 @@ def draw_codes(structure, length, random):
 
 class TestSegments(StructureTestCase):
     labels, most, padded = 2, 2, True
+    no_values = (4, -1, 0)
     options: dict = {}  # noqa: RUF012
 
     def make_structure(self):
@@ -46,16 +46,11 @@ class TestSegments(StructureTestCase):
 
     def make_potentials(self, random, batch, integers, dtype):
         lengths = torch.randint(1, 5, (batch,), generator=random) if self.padded else torch.full((batch,), 3)
-
-        def draw(*shape):
-            if integers:
-                return torch.randint(-1, 2, shape, generator=random).to(dtype)
-            return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
-
-        tensors = {
-            "emission": draw(batch, int(lengths.max()), self.make_structure().num_scores),
-            "segment": draw(batch, self.labels + self.most, self.labels),
+        shapes = {
+            "emission": (batch, int(lengths.max()), self.make_structure().num_scores),
+            "segment": (batch, self.labels + self.most, self.labels),
         }
+        tensors = {name: draw(random, shape, integers, dtype) for name, shape in shapes.items()}
         return Potentials(tensors, lengths, ragged={"emission": 0}) if self.padded else Potentials(tensors)
 
     def random_target(self, structure, potentials, random):
@@ -94,27 +89,12 @@ class TestSegments(StructureTestCase):
         return counts[-1]
 
     def bad_targets(self, potentials, target):
-        for code in (2 * self.labels, -1, 0):
-            wrong = target.clone()
-            wrong[1, 0] = code
-            yield wrong, "target"
+        yield from super().bad_targets(potentials, target)
         longest = target.shape[1]
         if longest > self.most and not self.padded:
             wrong = target.clone()
             wrong[1] = torch.tensor([self.labels] + [0] * (longest - 1))
             yield wrong, "target"
-        yield target[:, :-1], "target"
-        yield target[:2], "target"
-        yield target.double(), "target"
-
-    def bad_potentials(self, potentials):
-        emission, segment = potentials["emission"], potentials["segment"]
-        yield Potentials(emission)
-        yield Potentials({"emission": emission, "segments": segment})
-        yield Potentials({"emission": emission[:, :, 1:], "segment": segment})
-        yield Potentials({"emission": emission, "segment": segment[:, 1:]})
-        yield Potentials({"emission": emission, "segment": segment[..., 1:]})
-        yield Potentials({"emission": emission.unsqueeze(3), "segment": segment})
 
 
 @pytest.mark.variant
@@ -159,14 +139,6 @@ class TestLinearSegments(HeadTestCase):
 
     def reference(self, head, x):
         return {"emission": x @ head.emission.T + head.bias, "segment": torch.cat([head.transition, head.duration])}
-
-    def bad_inputs(self, inputs):
-        x, lengths = inputs
-        yield (x[:, :, :1], lengths), "x must be"
-        yield (x[0], lengths), "x must be"
-        yield (x[:, :0], lengths), "x must be"
-        for wrong in (0, -1, 5):
-            yield (x, torch.tensor([1, wrong, 1])), "lengths"
 
 
 @pytest.mark.variant
@@ -266,7 +238,6 @@ def test_spans_and_frames_are_read_back():
         (lambda: Segments(0, 2), "num_labels"),
         (lambda: Segments(2, 0), "max_duration"),
         (lambda: Segments(2, 2, min_duration=3), "min_duration"),
-        (lambda: Segments(2, 2, min_duration=[1]), "min_duration"),
         (lambda: Segments(2, 2, min_duration=[0, 1]), "min_duration"),
         (lambda: Segments(2, 2, class_weight=torch.tensor([1.0, -1.0])), "class_weight"),
         (lambda: Segments(2, 2, class_weight=torch.ones(2), span_loss=True), "class_weight"),
@@ -274,12 +245,9 @@ def test_spans_and_frames_are_read_back():
             (lambda spans=spans: Segments(2, 2).from_spans(spans), "spans")
             for spans in (
                 [[(0, 1, 0), (2, 3, 0)]],
-                [(0, 1, 0), (1, 2, 0)],
                 [[(0, 1, 2)]],
                 [[(0, 1, "a")]],
-                [[(0.0, 1.0, 0)]],
                 [[]],
-                [[(0, 2**70, 0)]],
             )
         ),
         *(
@@ -288,10 +256,9 @@ def test_spans_and_frames_are_read_back():
         ),
         *(
             (lambda codes=codes: Segments(2, 2).spans(torch.tensor(codes)), "labeling")
-            for codes in ([2, 0], [[0, 0, 1]], [[2, -1, 3]], [[2, 4]])
+            for codes in ([2, 0], [[0, 0, 1]], [[2, 4]])
         ),
         (lambda: span_f1([[]], [[]], times=[-1]), "times"),
-        (lambda: span_f1([[]], [[]], times=[torch.inf]), "times"),
         (lambda: span_f1([[]], [[]], times=[1, 1]), "times"),
         (lambda: LinearSegments(2, 3, 4, structure=Segments(3, 5)), "structure"),
     ],
@@ -351,17 +318,12 @@ def test_evaluate_counts_frames_of_another_label_and_no_borders():
 
 
 def test_span_f1_takes_no_codes():
-    codes = torch.tensor([[2, 0, 3]])
-    with pytest.raises(TypeError, match="found"):
-        span_f1(codes, codes)
-    for spans in ([(0, 2, 1)], [[(0, 2)]], [3]):
+    for spans in (torch.tensor([[2, 0, 3]]), [(0, 2, 1)], [[(0, 2)]]):
         with pytest.raises(TypeError, match="found"):
             span_f1(spans, spans)
-    with pytest.raises(TypeError, match="times"):
-        span_f1([[]], [[]], times=["a"])
-    assert span_f1((iter(one) for one in [[(0, 2, 1)]]), [[(0, 2, 1)]], times=torch.tensor([2])) == 1.0
     with pytest.raises(ValueError, match="found"):
         span_f1([[]], [[], []])
+    assert span_f1((iter(one) for one in [[(0, 2, 1)]]), [[(0, 2, 1)]], times=torch.tensor([2])) == 1.0
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.5, 0.6, 0.75, 0.9]))

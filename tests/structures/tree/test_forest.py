@@ -1,7 +1,5 @@
 """Forests: what comes with their features is checked before a compiled loop reads it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -38,20 +36,3 @@ def test_wrong_labels_and_parents_are_refused(parent, labels, argument):
         head.structure.check_target(batch.y, potentials)
     with pytest.raises(ValueError, match=argument):
         CompiledBCFW(head, DualState.for_head(head, 2, 0.1), [batch])
-
-
-def test_a_parent_beyond_the_length_is_refused():
-    head, batch = forests([-1, 0, 1], [0, 1, 1])
-    batch.x.parent[1, 1] = 2
-    with pytest.raises(ValueError, match="parent"):
-        CompiledBCFW(head, DualState.for_head(head, 2, 0.1), [batch])
-
-
-def test_features_of_edges_that_are_not_finite_are_named_by_their_example():
-    head, batch = forests([-1, 0, 1], [0, 1, 1])
-    batch.x.edges[1, 1, 0] = float("nan")
-    batch.x.edges[1, 2] = float("inf")  # in the padding
-    for rows in ([1], [0, 1]):
-        with pytest.raises(ValueError, match=rf"features of edges that are not finite in examples \{rows}"):
-            CompiledBCFW(head, DualState.for_head(head, 2, 0.1), [batch])
-        batch.x.edges[0, 2] = float("inf")

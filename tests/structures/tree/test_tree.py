@@ -1,7 +1,5 @@
 """Trees: the structure and its head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases.head_cases import HeadTestCase
@@ -93,13 +91,6 @@ class TestLinearTree(HeadTestCase):
         rows = [sum(x[v, f] * head.node[:, f] for f in range(2)) for v in range(len(x))]
         rows = [row + head.bias if self.bias else row for row in rows]
         return {"node": torch.stack(rows), "edge": head.edge if self.shared else head.edge[: len(x)]}
-
-    def bad_inputs(self, inputs):
-        x, *lengths = inputs
-        yield (x[:, :, :1], *lengths), "x must be"
-        yield (x[0], *lengths), "x must be"
-        for wrong in (0, -1, 5):
-            yield (x, torch.tensor([1, wrong, 1])), "lengths"
 
 
 @pytest.mark.variant

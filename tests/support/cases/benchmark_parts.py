@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import tempfile
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +18,7 @@ def part_of(name: str) -> ModuleType:
 
 
 def measured(name: str, options: dict[str, Any], quick: bool = False, repeats: int = 1) -> tuple[ModuleType, Any]:
-    """The part, and what it found; JSON goes between, as it does between processes."""
+    """The part and its results, summarised and drawn; JSON goes between, as it does between processes."""
     part, measuring = part_of(name), part_of("measuring")
 
     def ask(measure: str, *, threads: int | None = 1, **its: Any) -> Any:
@@ -25,6 +27,10 @@ def measured(name: str, options: dict[str, Any], quick: bool = False, repeats: i
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return part, json.loads(json.dumps(part.collect(ask, measuring.Settings(repeats, quick, options))))
+        results = json.loads(json.dumps(part.collect(ask, measuring.Settings(repeats, quick, options))))
     finally:
         torch.set_num_threads(before)
+    assert all(table.rows for table in part.summarise(results).tables)
+    with tempfile.TemporaryDirectory() as folder:
+        assert all(file.stat().st_size > 5_000 for file in part.draw(results, Path(folder)))
+    return part, results

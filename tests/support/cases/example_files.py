@@ -1,9 +1,12 @@
 """The little files of the examples, as the reference's page on datasets lists them."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 SENTENCES = """\
 Anna NNP B-NP
@@ -40,3 +43,12 @@ def horses(folder: Path) -> None:
         image = np.where(mask[:, :, None] > 0, [150, 90, 40], [60, 140, 70]) + np.arange(56)[None, :, None] % 5
         Image.fromarray(image.astype(np.uint8)).save(folder / "rgb" / f"{number}.png")
         Image.fromarray(mask).save(folder / "figure_ground" / f"{number}.png")
+
+
+def report_of(folder: Path, **wanted: object) -> dict[str, Any]:
+    """The report of an example, with a certified gap, a picture and these entries."""
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert 0.0 <= report["gap"] == pytest.approx(report["primal"] - report["dual"], abs=1e-12)
+    assert {name: report[name] for name in wanted} == wanted
+    assert (folder / "convergence.png").stat().st_size > 10_000
+    return report

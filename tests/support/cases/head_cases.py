@@ -36,9 +36,19 @@ class HeadTestCase(ABC):
     def reference(self, head: nn.Module, x: Tensor) -> dict[str, Tensor]:
         """The potentials of one example without padding and batch axis, by their definition."""
 
-    @abstractmethod
+    any_features = False  # whether ``make_head`` takes features of any shape
+
     def bad_inputs(self, inputs: tuple[Tensor, ...]) -> Any:
-        """Inputs that must be refused, with words of the error."""
+        """Inputs that must be refused, with the argument that the error names."""
+        x, *lengths = inputs
+        if not self.any_features:
+            yield (x[..., :-1], *lengths), "x"
+            yield (x[0], *lengths), "x"
+        if x.ndim == 2:
+            yield (x, torch.ones(len(x), dtype=torch.int64)), "lengths"
+        if lengths:
+            for wrong in ([1, 0, 1], [1, -1, 1], [1, x.shape[1] + 1, 1], [1, 2], [1.0, 2.0, 1.0]):
+                yield (x, torch.tensor(wrong)), "lengths"
 
     def setting(self, seed: int, batch: int = 3) -> tuple[nn.Module, tuple[Tensor, ...]]:
         """A head with random weights."""
@@ -328,8 +338,6 @@ class HeadTestCase(ABC):
 
     def test_inputs_that_do_not_fit_are_refused(self):
         head, inputs = self.setting(8)
-        cases = list(self.bad_inputs(inputs))
-        assert cases
-        for wrong, words in cases:
-            with pytest.raises(ValueError, match=words):
+        for wrong, argument in self.bad_inputs(inputs):
+            with pytest.raises(ValueError, match=argument):
                 head(*wrong)

@@ -59,13 +59,23 @@ class StructureTestCase(LabelingsTestCase):
     def count(self, structure: Structure, potentials: Potentials, row: int) -> int:
         """How many outputs an example has."""
 
-    @abstractmethod
+    no_values: tuple[int, ...] = ()  # numbers that stand in no target
+
     def bad_targets(self, potentials: Potentials, target: Any) -> Iterable[tuple[Any, str]]:
         """Targets that must be refused, with words of the error."""
+        for wrong in (target[:2], target[:, :-1], target.double()):
+            yield wrong, "target"
+        for number in self.no_values:
+            wrong = target.clone()
+            wrong[1].flatten()[0] = number
+            yield wrong, "target"
 
-    @abstractmethod
     def bad_potentials(self, potentials: Potentials) -> Iterable[Potentials]:
         """Potentials that do not fit the structure, and must be refused."""
+        for name, tensor in potentials.tensors.items():
+            for wrong in (tensor[..., :-1], tensor.unsqueeze(-1)):
+                yield potentials.replace({**potentials.tensors, name: wrong})
+            yield potentials.replace({**potentials.tensors, "more": tensor})
 
     def one(self, labeling: Any, potentials: Potentials, row: int) -> Any:
         """The labeling or target of one example, without batch axis and padding."""
