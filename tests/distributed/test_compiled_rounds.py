@@ -108,13 +108,6 @@ def test_a_process_without_gaps_waits_for_the_others(kind):
     assert in_processes(2, train) == [True, True]
 
 
-@pytest.mark.parametrize("visits", [0, -1, 2.5, True, "4"])
-def test_the_size_of_a_round_in_a_checkpoint_is_checked(visits):
-    loop = make(PROBLEMS["multiclass"](4, n=14, lam=0.1))
-    with pytest.raises(ValueError, match=r"\['round_visits'\] should be an int, at least 1"):
-        loop.load_state_dict({**loop.state_dict(), "round_visits": visits})
-
-
 def test_several_processes_solve_and_repeat_the_same_bits():
     problem = KINDS["chain"]()
     problem.lam = 0.3

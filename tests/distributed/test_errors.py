@@ -12,10 +12,9 @@ from cases.items import Items
 from cases.problems import PROBLEMS, assert_same
 from cases.processes import ENDED, in_processes, refused
 
-from torchssvm import GDMM, BlockGap, CacheOracle, CompiledBCFW, DualState, Labelings, Pairwise, TorchLoop, certify
+from torchssvm import BlockGap, CacheOracle, CompiledBCFW, DualState, Labelings, Pairwise, TorchLoop, certify
 from torchssvm.core.ranks import RankError
 from torchssvm.dual import state as dual_state
-from torchssvm.solvers.kernel import KernelSSVM
 
 pytestmark = pytest.mark.slow
 
@@ -221,19 +220,3 @@ def test_loops_tell_errors_of_one_process():
         assert second[place][0] == "RuntimeError"
         assert first[place][0] == "RankError"
         assert all(text in found[place][1] for found in (first, second))
-
-
-def test_what_runs_in_one_process_says_so():
-    problem = PROBLEMS["multiclass"](3, n=15, lam=0.05)
-
-    def make(rank):
-        batches, head, options = problem.everything(), problem.head, {"num_examples": 15, "lam": 0.1}
-        return [
-            refused(lambda: GDMM(head, batches, **options)),
-            refused(lambda: KernelSSVM(head, problem.x, problem.y, lam=0.1)),
-        ]
-
-    for found in in_processes(2, make):
-        for kind, text in found:
-            assert kind == "ValueError", text
-            assert "world size 2" in text

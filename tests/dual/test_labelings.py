@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 
 import numpy as np
 import pytest
 import torch
 from cases.explicit_duals import ExplicitDuals, recorded_moves
-from cases.problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, multiclass, reference, rng
+from cases.problems import PROBLEMS, Training, assert_same, chain, examples, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Potentials, Weights, certify
+from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Weights, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.labelings import StoredLabelings
@@ -244,31 +243,7 @@ def test_the_rest_needs_room_before_labelings_leave():
 # -- What comes with an example ----------------------------------------------------------------------------
 
 
-def test_an_example_whose_size_changes_without_lengths():
-    class WithoutLengths(WithoutAdjoint):
-        def forward(self, x):
-            return Potentials(self.head(x).tensors)
-
-    problem = chain(1, ragged=False)
-    problem.head = WithoutLengths(problem.head)
-    training = problem.train(storage=Labelings()).run([[k] for k in range(5)])
-    batch = problem.batch([0])
-    with pytest.raises(ValueError, match="labelings of example 0"):
-        training.step(batch.replace(x=batch.x[:, :2], y=batch.y[:, :2]))
-
-
 # -- State -------------------------------------------------------------------------------------------------
-
-
-def hard():
-    return chain(3, states=3, longest=4, lam=0.02)
-
-
-@functools.cache
-def trained_state() -> tuple[Training, dict]:
-    training = hard().train(storage=Labelings(2), direction=Corrective()).run(schedule(5, 3, 20))
-    assert bool(training.dual.storage.mixed.any())
-    return training, training.optim.state_dict()
 
 
 def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():

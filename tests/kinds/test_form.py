@@ -6,7 +6,6 @@ import copy
 import pickle
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -158,15 +157,6 @@ def test_a_kernel_that_makes_an_array_is_named_in_one_sentence(name):
     with pytest.raises(TypeError, match=r"test_form\.py, line \d+: .*Form\(room=") as caught:
         kernel(Alone(3), *arguments)
     assert "\n" not in str(caught.value)
-
-
-def test_other_errors_of_numba_stay_as_they_are():
-    @njit
-    def misspelt(kind):
-        return kind.sise
-
-    with pytest.raises(numba.TypingError, match="sise"):
-        misspelt(Alone(3))
 
 
 class Head(nn.Module):

@@ -26,7 +26,6 @@ from torchssvm import (  # noqa: E402
     SoftmaxMargin,
     StructuredHinge,
     certify,
-    evaluate,
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import (  # noqa: E402
@@ -34,7 +33,6 @@ from torchssvm.lightning import (  # noqa: E402
     JointTraining,
     Report,
     StructuredSVM,
-    joint_training,
 )
 from torchssvm.solvers import primal  # noqa: E402
 
@@ -187,19 +185,6 @@ def test_the_first_stage_is_the_plain_loop(words):
         torch.testing.assert_close(mine[name], p, rtol=1e-4, atol=1e-6)
 
 
-def test_it_starts_from_the_head_that_is_given(words):
-    model = together(JointTraining(epochs=1, lr=1e-12))
-    with torch.no_grad():
-        model.head.emission.normal_()
-    given = model.head.emission.detach().clone()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        warnings.filterwarnings("ignore", module="lightning")
-        warnings.filterwarnings("ignore", message="the run ended far")
-        trainer(max_epochs=2).fit(model, loader(words))
-    torch.testing.assert_close(model._stages.weights[0], given, atol=1e-6, rtol=0)
-
-
 def test_losses_and_optimizers_of_the_first_stage(words):
     assert isinstance(JointTraining().make_loss(Chain(3)), SoftmaxMargin)
     tree = LinearTree(3, 2, [-1, 0, 0]).structure
@@ -306,24 +291,6 @@ def test_refusals(words):
         trainer(max_epochs=9).fit(together(structure=HiddenStates(Chain(26))), loader(unknown))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("epochs", 0, ValueError),
-        ("lr", 0.0, ValueError),
-        ("head_lr", 0.0, ValueError),
-        ("clip", 0.0, ValueError),
-        ("accumulate", 0, ValueError),
-        ("warmup", 1.0, ValueError),
-        ("loss", SoftmaxMargin(Chain(3)), TypeError),
-        ("optimizer", 0.1, TypeError),
-    ],
-)
-def test_rules_that_are_refused(name, value, error):
-    with pytest.raises(error, match=name):
-        JointTraining(**{name: value})
-
-
 def fit(folder, resume=None, **options):
     model = together(JointTraining(epochs=2, lr=1e-2), **options)
     torch.manual_seed(1 if resume is None else 2)
@@ -380,17 +347,6 @@ def test_checkpoints_that_do_not_fit(words, tmp_path):
         trainer(max_epochs=4).fit(together(), loader(words), ckpt_path=tmp_path / "damaged.ckpt")
     model = StructuredSVM.load_from_checkpoint(tmp_path / "joint.ckpt", features=Features())
     assert bool(model.head.emission.any())
-
-
-def test_a_report_is_about_the_head_that_is_kept(words, tmp_path, monkeypatch):
-    losses = iter([1.0, 0.0])  # of the solved head, and of the joint one
-    monkeypatch.setattr(joint_training, "_validate", lambda module, loaders: next(losses))
-    model, report = together(), Report(tmp_path)
-    trainer(DualityGap(1e-9, every_n_epochs=1), report, max_epochs=4).fit(model, loader(words), everything(words))
-    assert model.choice.kept == "joint"
-    assert "trainer.save_checkpoint" in str(model.choice)
-    loss = evaluate(model, model.structure, everything(words)).loss
-    assert report.report.train.loss == pytest.approx(loss)
 
 
 class Dropping(Features):

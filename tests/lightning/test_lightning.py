@@ -9,18 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.fresh import fresh_python
 from cases.lightning_words import WORDS, Features, chain, everything, loader, some_words, trainer
-from lightning.pytorch.callbacks import (
-    Callback,
-    EarlyStopping,
-    EMAWeightAveraging,
-    LearningRateMonitor,
-    RichProgressBar,
-    TQDMProgressBar,
-)
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from torchssvm import (
@@ -35,7 +26,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.datasets import PaddedDataset
-from torchssvm.lightning import AveragedWeights, DualityGap, JointTraining, Report, StructuredSVM
+from torchssvm.lightning import AveragedWeights, DualityGap, Report, StructuredSVM
 from torchssvm.solvers import SuffixAverage
 
 L = pytest.importorskip("lightning")
@@ -189,14 +180,6 @@ def test_validation_test_and_prediction(words):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_exported_weights_have_no_duals(words):
-    model = chain()
-    trainer(max_epochs=1).fit(model, loader(words))
-    assert {name: tuple(value.shape) for name, value in model.state_dict().items()} == {
-        f"head.{name}": tuple(value.shape) for name, value in LinearChain(128, 26).state_dict().items()
-    }
-
-
 def test_a_checkpoint_that_was_validated_does_not_make_the_next_fit_a_resumed_one(words, tmp_path):
     fitting = trainer(max_epochs=1)
     model = chain()
@@ -242,37 +225,6 @@ def test_logs_hold_a_finite_gap(words, tmp_path):
     assert max(event.value for event in events.Scalars("lr-BCFW")) > 0.0
 
 
-@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
-def test_the_progress_bar_shows_gap_dual_and_passes_alone(bar, words):
-    shown: list[dict] = []
-
-    class Spy(bar):
-        def get_metrics(self, trainer, pl_module):
-            shown.append(super().get_metrics(trainer, pl_module))
-            return shown[-1]
-
-    spy = Spy(refresh_rate=1)
-    trainer(spy, DualityGap(1e-9, every_n_epochs=1), enable_progress_bar=True, max_epochs=3).fit(
-        chain(compiled=False), loader(words)
-    )
-    assert shown[-1].keys() == {"gap", "dual", "passes"}
-    assert all(math.isfinite(value) for value in shown[-1].values())
-
-
-def test_processes_that_share_the_weights_out_are_refused(words, monkeypatch):
-    monkeypatch.setattr(L.Trainer, "world_size", 2)
-    with pytest.raises(ValueError, match="strategy"):
-        trainer(max_epochs=1).fit(chain(), loader(words))
-
-
-def test_arguments_that_contradict_each_other():
-    make = LinearChain(12, 26)
-    with pytest.raises(TypeError, match=r"joint=5 must be JointTraining"):
-        StructuredSVM(make, 0.1, features=Features(), joint=5)
-    with pytest.raises(TypeError, match="structure"):
-        StructuredSVM(nn.Linear(2, 2), 0.1)
-
-
 def test_frozen_features_do_not_change_by_a_bit(words):
     torch.manual_seed(0)
     features = Features()
@@ -301,20 +253,6 @@ def test_frozen_features_do_not_change_by_a_bit(words):
     assert gap.certificate.drift < 1e-5
 
 
-def test_trained_features_keep_the_modes_that_they_were_given_in(words):
-    features = Features()
-    features.network[1].eval()
-    model = StructuredSVM(LinearChain(12, 26), 0.1, features=features, joint=JointTraining(epochs=1))
-    modes = []
-
-    class Watch(Callback):
-        def on_train_batch_end(self, trainer, pl_module, *args):
-            modes.append((trainer.current_epoch, features.network[1].training, features.network[3].training))
-
-    trainer(Watch(), max_epochs=2).fit(model, loader(words))
-    assert set(modes) == {(0, False, True), (1, False, False)}
-
-
 def test_copies_do_not_hold_the_dual(words):
     sizes = []
 
@@ -333,16 +271,6 @@ def test_copies_do_not_hold_the_dual(words):
 
     trainer(Copy(), max_epochs=1).fit(chain(), loader(words))
     assert sizes == [0]
-
-
-def test_the_dual_is_there_once_a_fit_has_begun(words):
-    model = chain()
-    with pytest.raises(RuntimeError, match=r"not attached|fit has to begin"):
-        _ = model.dual
-    fitting = trainer(max_epochs=1)
-    fitting.fit(model, loader(words))
-    assert model.dual is fitting.optimizers[0].dual
-    assert model.dual.moved == 30
 
 
 def test_averaged_weights_have_a_valid_certificate_and_change_nothing(words):
@@ -408,11 +336,6 @@ def test_averaged_weights_are_validated_only_if_asked(words):
         assert torch.equal(watch.validated, average.weights[0].float()) == asked
 
 
-def test_an_average_of_nothing(words):
-    with pytest.raises(RuntimeError, match="average"):
-        _ = AveragedWeights().weights
-
-
 def test_other_averages(words):
     callback, model = AveragedWeights(average=SuffixAverage), chain()
     trainer(callback, max_epochs=2).fit(model, loader(words))
@@ -458,36 +381,5 @@ def test_automatic_optimisation(accumulate, words):
     assert dual.steps == fitting.global_step == fitting.current_epoch * 10 // accumulate
 
 
-def test_certificates_refuse_averages_in_a_module_of_ones_own(words):
-    with pytest.raises(ValueError, match="EMAWeightAveraging"):
-        trainer(EMAWeightAveraging(), DualityGap()).fit(Own(len(words)), shuffled(words))
-    gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", patience=2)
-    fitting = trainer(stopping, gap, AveragedWeights(), max_epochs=4)
-    fitting.fit(Own(len(words)), shuffled(words))
-    assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
-
-
-def test_clipping_in_a_module_of_ones_own_is_refused_by_bcfw(words):
-    model = Own(len(words))
-    with pytest.raises(RuntimeError, match="gradient"):
-        trainer(max_epochs=1, gradient_clip_val=1e-3).fit(model, shuffled(words))
-    assert not model.head.emission.any()
-
-
 def shuffled(words) -> DataLoader:
     return DataLoader(words, batch_size=3, shuffle=True, collate_fn=words.collate)
-
-
-def test_importing_the_package_without_lightning_names_the_extra(tmp_path):
-    code = (
-        "import sys; sys.modules['lightning'] = None\n"
-        "import torchssvm, torchssvm.solvers.report, torchssvm.cli\n"
-        "for use in ('import torchssvm.lightning', 'torchssvm.cli.main([])'):\n"
-        "    try:\n"
-        "        exec(use)\n"
-        "    except ImportError as error:\n"
-        "        assert 'torchssvm[lightning]' in str(error), error\n"
-        "    else:\n"
-        "        raise SystemExit('nothing was raised')\n"
-    )
-    fresh_python(code, tmp_path)

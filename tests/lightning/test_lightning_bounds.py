@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
@@ -105,34 +103,3 @@ def test_the_average_is_certified_within_its_bounds(words):
     assert found.primal >= best.certificate.dual
     with average.applied(model):
         assert certify(model, model.dual, everything(words), refresh=False).primal == pytest.approx(found.primal)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "error", "words"),
-    [
-        ({"pairs": (0.0, None)}, ValueError, "bounds['pairs']"),
-        ({"transition": 0.0}, ValueError, "bounds['transition']"),
-        ({"transition": ("0", None)}, TypeError, "lower"),
-    ],
-)
-def test_bounds_that_make_no_sense(bounds, error, words):
-    with pytest.raises(error, match=re.escape(words)):
-        svm(bounds=bounds)
-
-
-def test_bounds_in_a_configuration_file(tmp_path):
-    """As the command line reads them."""
-    jsonargparse = pytest.importorskip("jsonargparse")
-    parser = jsonargparse.ArgumentParser()
-    parser.add_class_arguments(StructuredSVM, "model")
-    (tmp_path / "svm.yaml").write_text(
-        "head: {class_path: torchssvm.LinearChain, init_args: {in_features: 4, num_states: 2}}\n"
-        "lam: 0.1\n"
-        "solver:\n"
-        "  bounds: {transition: [0.0, null]}\n"
-        "  line_search: {class_path: torchssvm.steps.ShortStep}\n"
-    )
-    make = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name of older versions
-    model = make(parser.parse_args([f"--model={tmp_path / 'svm.yaml'}"])).model
-    assert model.solver.bounds == {"transition": (0.0, None)}
-    assert repr(model.rules.line_search) == "ShortStep()"

@@ -28,7 +28,7 @@ from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.lightning import DualityGap, StructuredSVM, training_batches
 from torchssvm.lightning.training_batches import EpochPart
 from torchssvm.solvers.compiled.solver import ProposedVisits
-from torchssvm.steps import CommonStep, ShortStep
+from torchssvm.steps import ShortStep
 
 L = pytest.importorskip("lightning")
 
@@ -115,26 +115,6 @@ def test_features_that_would_not_fit_are_computed_again_and_again(words, visits,
         trainer(max_epochs=1).fit(chain(compiled=True), loader(words))
 
 
-def test_a_second_fit_has_a_loop_of_its_own(words, visits):
-    model = chain()
-    fewer = PaddedDataset(words.x[:20], words.y[:20], words.lengths[:20])
-    for data in (words, fewer):
-        with pytest.warns() if data is fewer else torch.no_grad():
-            trainer(max_epochs=1).fit(model, loader(data))
-        assert model.dual.num_examples == len(data)
-    assert model._run.loop is None  # it holds all features
-
-
-def test_an_optimizer_returns_what_its_closure_does_and_wants_a_proposal():
-    head = LinearChain(2, 3)
-    dual = DualState.for_head(head, 4, 0.1)
-    optimizer = BCFW(head.parameters(), dual)
-    with pytest.raises(RuntimeError, match="no proposal"):
-        optimizer.step(lambda: None)
-    with pytest.raises(RuntimeError, match="no proposal"):
-        optimizer.step()
-
-
 def test_proposals_of_a_loop_and_of_a_loss_are_not_mixed(words):
     head = LinearChain(words.x.shape[2], int(words.y.max()) + 1)
     dual = DualState.for_head(head, len(words), 0.1)
@@ -212,25 +192,6 @@ def test_an_index_in_the_batch_is_refused(words):
     training = DataLoader(words, batch_size=10, collate_fn=collate)  # in their order, so the loader's batches are used
     with pytest.raises((RuntimeError, ValueError), match="index"):
         trainer(max_epochs=3).fit(chain(), training)
-
-
-@pytest.mark.parametrize("compiled", [None, False])
-def test_another_rule_is_told_when_a_run_goes_on(compiled, words, tmp_path):
-    first = trainer(max_epochs=1)
-    first.fit(chain(compiled=False, block_steps=CommonStep()), loader(words))
-    first.save_checkpoint(tmp_path / "run.ckpt")
-    second = chain(compiled=compiled, storage=MeanParts())
-    with pytest.warns(UserWarning, match=r"trained with block_steps=CommonStep\(\), not BoxQP"):
-        trainer(max_epochs=2).fit(second, loader(words), ckpt_path=tmp_path / "run.ckpt")
-
-
-def test_compiled_steps_refuse_options_of_groups_too(words):
-    class Decay(L.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.1
-
-    with pytest.raises(RuntimeError, match="weight_decay"):
-        trainer(Decay(), max_epochs=1).fit(chain(), loader(words))
 
 
 def test_a_run_in_the_middle_of_an_epoch_goes_on_with_the_same_draws(words, tmp_path, monkeypatch):

@@ -12,12 +12,8 @@ L = pytest.importorskip("lightning")
 from cases.short_words import trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
-    Batch,
     Chain,
-    Graphs,
     LinearChain,
-    LinearEdges,
-    LinearGraph,
     LinearMulticlass,
     LinearMultilabel,
     Multilabel,
@@ -59,46 +55,12 @@ def of_label_sets():
     return head, data, data.collate
 
 
-def of_graphs():
-    """Four graphs of two nodes and an edge of no weight."""
-    predicted = torch.tensor([[1, 0], [1, 1], [0, 0], [0, 1]])
-    right = torch.tensor([[1, 1], [1, 1], [0, 0], [0, 1]])
-    head = LinearGraph(1, 1)
-    with torch.no_grad():
-        head.unary.fill_(1.0)
-
-    def collate(items):
-        index = torch.tensor(items)
-        edges = torch.tensor([[[0, 1]]]).expand(len(items), -1, -1)
-        x = Graphs((2.0 * predicted[index] - 1.0).unsqueeze(2), torch.ones(len(items), 1, 1), edges)
-        return Batch(x, right[index], index)
-
-    return head, range(4), collate
-
-
-def of_matchings():
-    """Two left nodes and two right ones; the first example is right, the others miss an edge of two or have none."""
-    right = torch.tensor([[[1, 0], [0, 1]]]).expand(4, -1, -1)
-    scores = torch.tensor([[[1.0, -1], [-1, 1]], [[1, -1], [-1, -1]], [[1, -1], [-1, -1]], [[-1, -1], [-1, -1]]])
-    head = LinearEdges(1)
-    with torch.no_grad():
-        head.weight.fill_(1.0)
-
-    def collate(items):
-        index = torch.tensor(items)
-        return Batch(scores[index].unsqueeze(3), right[index].clone(), index)
-
-    return head, range(4), collate
-
-
 CASES = {
     # Mean loss, share of wrong tokens, share of examples with an error.
     "words": (of_chain, (1 / 1 + 1 / 3) / 4, 2 / 8, 2 / 4),
     "counted": (lambda: of_chain(normalize=False), 2 / 4, 2 / 8, 2 / 4),
     "classes": (of_classes, 1 / 4, 1 / 4, 1 / 4),
     "label sets": (of_label_sets, 3 / 4, 3 / 12, 2 / 4),
-    "graphs": (of_graphs, (1 / 2) / 4, 1 / 8, 1 / 4),
-    "matchings": (of_matchings, 3 * (0 + 1 / 2 + 1 / 2 + 1) / 4, None, None),  # an edge that is missing costs 3
 }
 
 

@@ -3,12 +3,10 @@
 import copy
 import json
 import signal
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from cases.short_words import Words
@@ -16,16 +14,10 @@ from cases.short_words import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import GDMM, Batch, GapBatchSampler, LinearChain, LinearMultilabel, Relative
+from torchssvm import GDMM, Batch, LinearChain, LinearMultilabel, Relative
 from torchssvm.datasets import PaddedDataset
 from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
-from torchssvm.solvers.gdmm import FactorwiseCertificate, Penalty, ResidualBalancing
-from torchssvm.solvers.gdmm.rules import BlockRule
-
-
-class Fewer(Words):
-    def __len__(self) -> int:
-        return 9
+from torchssvm.solvers.gdmm import FactorwiseCertificate
 
 
 def loader(data: Words, **options: object) -> DataLoader:
@@ -230,58 +222,3 @@ def test_features_whose_weights_rest_are_accepted(make: Callable[[], nn.Module])
         plain.step()
     assert gap.certificate is not None
     assert gap.certificate.dual == pytest.approx(plain.certify().dual, rel=1e-5)
-
-
-def test_a_second_fit_starts_anew_and_says_how_to_go_on() -> None:
-    data, module = Words(), FactorwiseSVM(LinearChain(3, 3), lam=0.1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the head's weights")
-        trainer(2).fit(module, loader(data))
-    first = weights(module).clone()
-    with pytest.warns(UserWarning, match="ckpt_path") as warned:
-        trainer(2).fit(module, loader(data))
-    assert [w.filename for w in warned if "ckpt_path" in str(w.message)] == [__file__]  # the line that called fit
-    assert torch.equal(weights(module), first)
-
-
-def test_another_dataset_is_refused(tmp_path: Path) -> None:
-    first = trainer(1)
-    first.fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words()))
-    first.save_checkpoint(tmp_path / "one.ckpt")
-    with pytest.raises(ValueError, match="12 examples"):
-        trainer(2).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Fewer()), ckpt_path=tmp_path / "one.ckpt")
-
-
-def test_a_sampler_of_gaps_is_refused() -> None:
-    data = Words()
-    gaps = DataLoader(data, batch_sampler=GapBatchSampler(num_examples=12, batch_size=4), collate_fn=data.collate)
-    with pytest.raises(ValueError, match="shuffle=True"):
-        trainer(1).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), gaps)
-
-
-def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:
-    penalty = ResidualBalancing(np.float32(2.0), factor=np.float64(1.3))  # type: ignore[arg-type]
-    modules = [FactorwiseSVM(LinearChain(3, 3), lam=np.float32(0.1), penalty=penalty) for _ in range(2)]  # type: ignore[arg-type]
-    first = trainer(3)
-    first.fit(modules[0], loader(Words()))
-    first.save_checkpoint(tmp_path / "third.ckpt")
-    trainer(5).fit(modules[1], loader(Words()), ckpt_path=tmp_path / "third.ckpt", weights_only=True)
-    assert modules[1].gdmm.passes == 5
-    assert type(modules[1].gdmm.rho) is float
-    for wrong in (True, np.bool_(True), "2", None):
-        with pytest.raises(TypeError, match="step"):
-            Penalty(step=wrong)  # type: ignore[arg-type]
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(TypeError, match="rule="):
-        GDMM(LinearChain(3, 3), loader(Words()), num_examples=12, lam=0.1, rule=BlockRule())
-    with pytest.raises(ValueError, match="lam"):
-        FactorwiseSVM(LinearChain(3, 3), lam=0.0)
-    for head in (nn.Linear(3, 3), LinearMultilabel(3, 3, pairwise=False), LinearChain(3, 3).parameters()):
-        with pytest.raises(TypeError, match="head"):
-            FactorwiseSVM(head, lam=0.1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"unexpected keyword.*sweeps"):
-        FactorwiseSVM(LinearChain(3, 3), lam=0.1, sweeps=3)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="violation"):
-        DualityGap(violation=-1.0)

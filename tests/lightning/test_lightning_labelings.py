@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 
 import pytest
@@ -15,7 +14,6 @@ pytest.importorskip("lightning")
 from cases.items import with_solver
 from cases.lightning_words import loader, trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger
 
 from torchssvm import (
     CacheOracle,
@@ -73,30 +71,6 @@ def test_the_storage_is_what_direction_and_oracle_need(rules, storage, words):
         assert getattr(made.dual.storage, "capacity", None) == getattr(rules["storage"], "capacity", None)
 
 
-@pytest.mark.parametrize(
-    "options, error, words_of_it",
-    [
-        ({"direction": Away(), "storage": MeanParts()}, ValueError, r"direction=Away\(\) .* storage=MeanParts\(\)"),
-        ({"oracle": CacheOracle(), "storage": MeanParts()}, ValueError, r"oracle=CacheOracle.* storage=MeanParts\(\)"),
-        ({"direction": Pairwise}, TypeError, r"direction=.*Pairwise.* must be an object such as Pairwise\(\)"),
-        ({"oracle": CacheOracle}, TypeError, r"oracle=.* must be an object such as CacheOracle\(\)"),
-        ({"storage": Labelings}, TypeError, "storage="),
-        ({"block_steps": 5}, TypeError, "block_steps=5"),
-        ({"lam": 0.0}, ValueError, r"lam=0.0"),
-    ],
-)
-def test_contradictions_are_refused_before_anything_is_trained(options, error, words_of_it):
-    with pytest.raises(error, match=words_of_it):
-        model(**options)
-
-
-def test_a_storage_that_belongs_to_a_dual_is_refused():
-    storage = Labelings()
-    DualState.for_head(LinearChain(128, 26), 5, 0.1, storage=storage)
-    with pytest.raises(TypeError, match="storage="):
-        model(storage=storage)
-
-
 @pytest.fixture(scope="module")
 def optimum(words) -> tuple[float, float]:
     """What encloses the optimum, by another loop than the one that is tested."""
@@ -142,23 +116,6 @@ def test_every_direction_trains_to_certificates(direction, oracle, words, optimu
     assert other.dual <= optimum[1]
     assert made.dual.oracle_calls + made.dual.cache_hits == (8 + 5 + 1) * WORDS
     assert (made.dual.cache_hits > 0) == oracle.needs_labelings
-
-
-def test_cache_hits_are_logged(words, tmp_path):
-    logged = {}
-    for name, oracle in (("cached", CacheOracle()), ("decoded", MaxOracle())):
-        made = model(direction=Pairwise(), oracle=oracle)
-        logger, gap = CSVLogger(tmp_path / name), DualityGap(1e-9, every_n_epochs=2)
-        fitting = trainer(gap, logger=logger, log_every_n_steps=1, max_epochs=4)
-        fitting.fit(made, loader(words))
-        with next((tmp_path / name).rglob("metrics.csv")).open() as file:
-            rows = list(csv.DictReader(file))
-        logged[name] = [float(row["cache_hits"]) for row in rows if row.get("cache_hits")]
-        if name == "cached":
-            assert logged[name] == sorted(logged[name])
-            assert 0.0 < logged[name][-1] <= made.dual.cache_hits
-            assert fitting.logged_metrics["cache_hits"] == logged[name][-1]
-    assert not logged["decoded"]
 
 
 def moved(problem: Problem, random: torch.Generator) -> Problem:

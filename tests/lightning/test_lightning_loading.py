@@ -51,25 +51,6 @@ def test_every_head_of_the_package_is_among_them():
     assert {type(make()).__name__ for make in HEADS.values()} == heads
 
 
-NOT_MADE = [
-    "Tensor",
-    "TorchStruct",
-    "Any",
-    "Callable",
-    "Structure",
-    "SlackOracle",
-    "Graphs",
-    "WeightedLabels",
-    "viterbi",
-]
-
-
-@pytest.mark.parametrize("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
-def test_nothing_else_is_made_from_a_checkpoint(name: str):
-    with pytest.raises(ValueError, match=f"'{name}'.* is no recipe"):
-        rebuild({"class": name, "arguments": {}})
-
-
 def test_a_new_kind_is_declared_in_its_folder_alone(monkeypatch):
     monkeypatch.setattr(structures, "MyChain", MyChain, raising=False)
     monkeypatch.setattr(structures, "__all__", [*structures.__all__, "MyChain"])
@@ -198,20 +179,6 @@ def test_a_structure_of_the_package_in_the_place_of_the_heads(tmp_path: Path):
     again = StructuredSVM.load_from_checkpoint(path)
     assert again.structure.same_as(rescaled)
     assert isinstance(again.structure.oracle, EveryClass)
-
-
-class OfMyOwn(StructuredSVM):
-    """A subclass that makes its own head."""
-
-    def __init__(self, states: int) -> None:
-        super().__init__(LinearChain(3, states), lam=0.1)
-        self.save_hyperparameters()
-
-
-def test_a_subclass_with_arguments_of_its_own_is_made_by_lightning(tmp_path: Path):
-    model = fitted(OfMyOwn(3), tmp_path / "model.ckpt")
-    again = OfMyOwn.load_from_checkpoint(tmp_path / "model.ckpt")
-    assert torch.equal(again.head.emission, model.head.emission)
 
 
 def test_import_paths_in_hyperparameters_are_not_followed(tmp_path: Path):

@@ -13,7 +13,7 @@ from cases.lightning_words import trainer  # noqa: E402
 
 from torchssvm import LinearChain, LinearMulticlass  # noqa: E402
 from torchssvm.datasets import PaddedDataset  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, JointTraining, StructuredSVM  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, JointTraining, StructuredSVM  # noqa: E402
 from torchssvm.steps import CommonStep  # noqa: E402
 
 pytestmark = pytest.mark.cuda
@@ -92,9 +92,3 @@ def test_sequences_without_lengths_are_those_of_the_compiled_loop():
     model = StructuredSVM(LinearChain(2, 2), lam=0.3)
     trainer(max_epochs=2, max_steps=3).fit(model, DataLoader(data, batch_size=2, collate_fn=data.collate))
     assert model.dual.steps == 6
-
-
-def test_gdmm_says_what_to_do_instead(cuda):
-    model = FactorwiseSVM(LinearChain(2, 2), lam=0.3)
-    with pytest.raises(ValueError, match=r"GDMM .* on cuda:0"):
-        trainer(max_epochs=1, accelerator="gpu", devices=1).fit(model, DataLoader(points()))

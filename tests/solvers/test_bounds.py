@@ -211,16 +211,6 @@ def test_the_start_is_the_weight_nearest_to_zero():
     assert certify(run.head, run.dual, problem.everything()).gap >= 0
 
 
-def test_weights_from_elsewhere_are_overwritten_with_a_warning():
-    problem = multiclass(0)
-    nn.init.constant_(problem.head.weight, 2.0)
-    dual = DualState.for_head(problem.head, problem.n, problem.lam)
-    with pytest.warns(UserWarning, match="nearest to zero"):
-        BCFW(groups_of(problem.head, {"bias": (1.0, None)}), dual)
-    assert (problem.head.weight == 0.0).all()
-    assert (problem.head.bias == 1.0).all()
-
-
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bounds", [{"lower": -math.inf}, {"lower": None, "upper": math.inf}])
@@ -284,21 +274,6 @@ def test_weights_are_recomputed_when_the_features_have_moved(kind):
     assert run.dual.value() >= after.dual
 
 
-def test_weights_that_others_changed_have_no_certificate_and_no_step():
-    problem = multiclass(1)
-    run = Bounded(problem, {"weight": (-0.1, 0.1)}).run([[0], [1]])
-    before = run.snapshot()
-    nn.init.constant_(problem.head.weight, 0.2)
-    with pytest.raises(RuntimeError, match="bounds"):
-        certify(run.head, run.dual, problem.everything())
-    with torch.no_grad():
-        problem.head.weight.copy_(before["weights"][0])
-    assert_same(run.snapshot(), before)
-    nn.init.zeros_(run.head.weight)
-    with pytest.raises(RuntimeError, match="weights"):
-        run.step([2])
-
-
 # -- Checkpoints -------------------------------------------------------------------------------------------
 
 CHECKPOINTED = {"transition": (0.0, None), "emission": (torch.full((2, 2), -0.2), 0.3)}
@@ -335,15 +310,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, storage, dt
     assert (whole.unclipped() != whole.weights()).any()
 
 
-def test_a_new_optimizer_may_take_over_with_the_same_bounds():
-    run = go_on(in_training(), 0, 7)
-    before = run.snapshot()
-    run.optim = BCFW(groups_of(run.head, CHECKPOINTED), run.dual)
-    assert "lower: 0.0" in repr(run.optim)
-    assert_same(run.snapshot(), before)
-    go_on(run, 7, 9)
-
-
 OTHERS = [
     {},
     {"transition": (0.0, None)},
@@ -364,19 +330,6 @@ def test_checkpoints_with_other_bounds_are_refused(others):
     assert other.optim.param_groups[0]["lr"] == groups
     with pytest.raises(ValueError, match="other bounds"):
         in_training().optim.load_state_dict(other.optim.state_dict())
-
-
-def test_groups_in_another_order_keep_their_own_bounds():
-    state = go_on(in_training(bounds={"start_transitions": (0.0, None)}), 0, 4).optim.state_dict()
-    problem = chain(4, lam=0.05, dtype=torch.float32)
-    other = Bounded(problem, {})
-    other.optim = BCFW(groups_of(problem.head, {"start_transitions": (0.0, None)})[::-1], other.dual)
-    other.optim.load_state_dict(state)
-    go_on(other, 4, 8)
-    assert torch.equal(
-        other.unclipped(), go_on(in_training(bounds={"start_transitions": (0.0, None)}), 0, 8).unclipped()
-    )
-    assert [group.get("lower") for group in other.optim.param_groups] == [None, 0.0, None, None, None]
 
 
 # -- What is refused ---------------------------------------------------------------------------------------
@@ -421,18 +374,6 @@ def test_a_trained_dual_keeps_its_bounds(before, after):
         BCFW(groups_of(run.head, after), run.dual)
     assert_same(run.snapshot(), held)
     run.step([0])
-
-
-@pytest.mark.parametrize(("name", "value"), [("lower", -5.0), ("upper", 1.0), ("lower", None)])
-def test_bounds_cannot_be_changed_later(name, value):
-    run = Bounded(multiclass(1), {"weight": (0.0, None)}).run([[0], [1, 2]])
-    held = run.snapshot()
-    run.optim.param_groups[0][name] = value
-    run.optim.zero_grad()
-    run.backward([0])
-    with pytest.raises(RuntimeError, match="param_groups"):
-        run.optim.step()
-    assert_same(run.snapshot(), held)
 
 
 def test_bounds_are_copied():

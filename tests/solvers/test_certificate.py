@@ -130,21 +130,6 @@ def test_missing_and_repeated_examples_are_errors(pass_over, batches, words):
     training.step([0, 1])
 
 
-def test_bad_batches_are_errors_and_change_nothing():
-    problem = multiclass(2)
-    training = problem.train().run(ROWS)
-    before = training.snapshot()
-    batch = problem.batch(range(6))
-    for wrong, words in [
-        (batch.replace(index=batch.index + 1), "index has 1 to 6"),
-        (batch.replace(y=torch.full_like(batch.y, 7)), "label 7"),
-        (batch.replace(x=batch.x * torch.nan), "not finite"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            certify(training.head, training.dual, [wrong])
-        assert_same(training.snapshot(), before)
-
-
 # -- Refreshing --------------------------------------------------------------------------------------------
 
 
@@ -324,13 +309,6 @@ def test_recomputing_replaces_what_an_earlier_certificate_kept_for_the_next_step
     training.step([2, 3])
     gradient = flat(p.grad for p in training.dual.parameters)
     torch.testing.assert_close(training.weights(), start - training.optim.param_groups[0]["lr"] * gradient)
-
-
-def test_weights_of_old_features_cannot_be_recomputed():
-    problem = chain(3)
-    training = problem.train(storage=Weights()).run(ROWS)
-    with refused(training, ValueError, r"storage=Weights\(\) keeps old features: use MeanParts\(\)"):
-        recompute_weights(training.head, training.dual, problem.everything())
 
 
 class ReturnsTheTarget(Multiclass):

@@ -9,16 +9,7 @@ from cases.custom import Approximate, LabelSets, Scores, label_sets
 from cases.problems import assert_same, chain, multiclass
 from torch import nn
 
-from torchssvm import (
-    Batch,
-    Chain,
-    LinearChain,
-    LinearMulticlass,
-    Multiclass,
-    Potentials,
-    WeightedLabels,
-    check,
-)
+from torchssvm import Batch, Chain, LinearChain, LinearMulticlass, Multiclass, Potentials, WeightedLabels, check
 from torchssvm.core.structure import Decoding
 
 NAMES = [
@@ -83,15 +74,6 @@ def test_other_kinds_are_right(kind):
     assert report.ok, str(report)
     assert skipped(report) <= {DELTA, RELATIVE, MEAN, PADDING, *([AIM] if "known costs" in kind else [])}
     assert problem.lengths is None or PADDING not in skipped(report)
-
-
-def test_large_problems_are_compared_with_many_outputs(monkeypatch):
-    """With as many as there is time for, of 26^9 that could be listed."""
-    monkeypatch.setattr("torchssvm.solvers.check._MOST_LABELINGS", 400)
-    head = LinearChain(5, 26)
-    batch = Batch(torch.randn(3, 9, 5), torch.randint(0, 26, (3, 9)), torch.arange(3), torch.tensor([9, 4, 1]))
-    report = check(head, head.structure, batch)
-    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("structure", [LabelSets, Approximate])
@@ -275,34 +257,6 @@ def test_reading_the_padding_is_found(kind):
     assert PADDING in found
 
 
-class Counts(LabelSets):
-    """Targets are lists of the labels that are in: nothing says how large a labeling is."""
-
-    def check_target(self, target, potentials):
-        return target
-
-    def full(self, target):
-        return torch.zeros(len(target), 4, dtype=torch.int64).scatter_(1, target, 1)
-
-    def loss(self, labeling, target):
-        labeling = self.full(labeling) if labeling.shape == target.shape else labeling
-        return super().loss(labeling, self.full(target))
-
-    def loss_potentials(self, target):
-        return super().loss_potentials(self.full(target))
-
-    def parts(self, labeling):
-        return super().parts(labeling if labeling.shape[1] == 4 else self.full(labeling))
-
-
-def test_labelings_that_cannot_be_kept_are_named_and_are_no_error():
-    """Only Labelings() needs them; MeanParts() trains with such a structure."""
-    head, _, batch = label_sets()
-    y = batch.y.nonzero()[:, 1].view(-1, 2)
-    found = {f.name: f for f in check(head, Counts(4, 2), batch.replace(y=y)).findings}
-    assert "became [5, 8, 2]" in found[SIZE].problem
-
-
 def test_targets_that_do_not_fit_are_found():
     problem = multiclass(0)
     batch = problem.batch([0, 1])
@@ -310,24 +264,3 @@ def test_targets_that_do_not_fit_are_found():
     assert "label" in problems_of(report)[FIT]
     report = check(LinearMulticlass(7, 3), Multiclass(3), batch)
     assert "x must be [B, 7]" in problems_of(report)[FIT]
-
-
-def test_weights_are_put_back_after_an_error():
-    head, narrow = label_sets()[0], scores(lambda _, x, found: found[:, :3])(3, 4).double()
-    for wrong, structure in ((head, type("Broken", (LabelSets,), {"loss": broken})), (narrow, LabelSets)):
-        nn.init.constant_(wrong.weight, 3.0)
-        check(wrong, structure(4, 2), label_sets()[2])
-        assert bool((wrong.weight == 3.0).all())
-
-
-class ForOneExample(Multiclass):
-    """``enumerate`` yields the labels of one example, not labelings of the batch."""
-
-    def enumerate(self, potentials):
-        yield torch.arange(3)
-
-
-def test_labelings_of_one_example_are_said_to_come_from_enumerate():
-    problem = multiclass(0)
-    report = check(problem.head, ForOneExample(3), problem.everything()[0])
-    assert "enumerate(potentials) must yield labelings of the whole batch" in problems_of(report)[ARGMAX]

@@ -15,16 +15,7 @@ from cases.bounded import Bounded
 from cases.enumerated import linear_problem, listing, optimum_between
 from cases.problems import Reference, flat, rng
 
-from torchssvm import (
-    CacheOracle,
-    Corrective,
-    FrankWolfe,
-    Labelings,
-    MeanParts,
-    Pairwise,
-    Weights,
-    certify,
-)
+from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, MeanParts, Pairwise, Weights, certify
 from torchssvm.steps import Away, Hybrid, MaxOracle
 
 pytest.importorskip("clarabel")

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
+from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -209,12 +209,3 @@ def test_a_validation_call_between_backward_and_step_changes_nothing():
             b.forward(problem.batch([0, 1, 2, 3, 4]))
         b.optim.step()
     assert_same(a.snapshot(), b.snapshot())
-
-
-def test_training_does_not_touch_the_global_random_state():
-    problem = multiclass(2)
-    training = problem.train()
-    state = torch.get_rng_state()
-    training.run([[0, 1], [2]])
-    certify(training.head, training.dual, problem.everything())
-    assert torch.equal(torch.get_rng_state(), state)

@@ -18,7 +18,6 @@ from torchssvm import (
     in_order,
     latent,
 )
-from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import LatentCrosses, PaddedDataset
 from torchssvm.solvers import LatentTrainer, primal
@@ -204,11 +203,3 @@ def test_a_wrong_completion_is_refused():
     run = LatentTrainer(LinearChain(4, 4), chains(), LAM, structure=Worst(Chain(4), [0, 0, 1, 1]))
     with pytest.raises(RuntimeError, match="best hidden part"):
         run.step()
-
-
-def test_the_hinge_is_that_of_the_completed_target():
-    data, head = chains(), LinearChain(4, 4)
-    batch = data.__getitems__(range(12))
-    potentials = head(batch.x, batch.lengths)
-    target = CHAIN.complete(potentials, CHAIN.check_target(batch.y, potentials))
-    assert find_corner(CHAIN, potentials, target).hinge.tolist() == [1.0] * 12  # weights of zero: the largest loss

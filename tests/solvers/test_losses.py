@@ -193,12 +193,3 @@ def test_features_and_head_train_by_ordinary_optimizers_in_the_dtype_of_the_pote
     assert value.dtype == torch.float32
     assert values[-1] < 0.8 * values[0]
     assert kind is SoftmaxMargin or values[0] == 1.0
-
-
-def test_the_hinge_refuses_what_does_not_fit():
-    problem = multiclass(3)
-    hinge = StructuredHinge(problem.structure)
-    with pytest.raises(ValueError, match="label 9"):
-        hinge(problem.head(problem.x), torch.full_like(problem.y, 9))
-    with pytest.raises(ValueError, match="not finite"):
-        hinge(problem.head(problem.x * torch.nan), problem.y)

@@ -15,9 +15,7 @@ from torchssvm import (
     BlockGap,
     DualState,
     LinearChain,
-    LinearMulticlass,
     Relative,
-    Solver,
     certify,
     choose_lam,
     evaluate,
@@ -25,12 +23,9 @@ from torchssvm import (
     solve,
 )
 from torchssvm.core.batch import to_device
-from torchssvm.core.potentials import as_potentials
 from torchssvm.core.random_state import RandomState
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
 from torchssvm.solvers import CompiledBCFW
-from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
-from torchssvm.solvers.training import Sample, choose
 
 ROWS = [[0, 1], [2, 3], [1, 4], [0, 2]]
 pytestmark = pytest.mark.cuda
@@ -141,13 +136,6 @@ def test_what_needs_the_cpu_says_what_to_do(cuda, name):
         make(head, DualState.for_head(head, num_examples=len(data), lam=0.1), batch)
 
 
-def test_kernels_are_computed_where_the_head_is(cuda):
-    x = torch.zeros(3, 4)
-    head = KernelMulticlass(RBF(), in_features=4, num_classes=2).to(cuda)
-    with pytest.raises(ValueError, match=r"x is on cpu and the head on cuda:0.*head.to\(x.device\)"):
-        KernelSSVM(head, x, torch.tensor([0, 1, 1]), lam=0.1)
-
-
 def places(head):
     return {parameter.device.type for parameter in head.parameters()}
 
@@ -170,22 +158,6 @@ def test_solve_trains_any_head_on_features_anywhere(cuda, capsys, x_there, head_
     (weights, figures), (expected, others) = trained(x_there, head_there), trained(False, False)
     assert all(map(torch.equal, weights, expected))
     assert figures == others
-
-
-def chosen(device):
-    head, x = LinearMulticlass(4, 3).to(device), torch.zeros(5, 4, device=device)
-    return choose(Solver(), head, head.structure, 5, Sample(x, as_potentials(head(x)), 5))
-
-
-def test_the_choice_says_where_the_head_trains(cuda, monkeypatch):
-    choice = chosen(cuda)
-    assert choice.solver.compiled
-    assert str(choice).endswith("head trains on the CPU; Solver(compiled=False) trains on cuda:0")
-    monkeypatch.setattr("torchssvm.solvers.training.LONG_VISIT", 11)
-    choice = chosen(cuda)
-    assert not choice.solver.compiled
-    assert "a visit takes 12 multiplications, and cuda:0 does many" in str(choice)
-    assert chosen(torch.device("cpu")).solver.compiled
 
 
 def test_an_error_leaves_the_head_where_it_was(cuda):

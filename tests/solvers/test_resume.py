@@ -278,20 +278,6 @@ def test_a_checkpoint_holds_tensors_and_numbers_only_and_no_duals_among_the_weig
     assert torch.load(tmp_path / "step=010.ckpt", weights_only=True)["torchssvm"]["sampler"]["epoch"] == 1
 
 
-def test_a_resumed_run_says_nothing_of_weights_that_were_not_zero(tmp_path, recwarn):
-    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1)
-    recwarn.clear()
-    run(tmp_path, resume=tmp_path / "step=005.ckpt", epochs=1)
-    assert [str(w.message) for w in recwarn if "not zero" in str(w.message) or "not resumable" in str(w.message)] == []
-
-
-def test_a_checkpoint_of_another_dataset_is_refused(tmp_path, monkeypatch):
-    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1)
-    monkeypatch.setitem(globals(), "WORDS", 20)
-    with pytest.raises(ValueError, match="trained on 30 examples, and the dataset has 20"):
-        run(tmp_path, resume=tmp_path / "step=005.ckpt", epochs=1)
-
-
 def test_a_run_that_had_reached_the_tolerance_does_not_go_on(tmp_path):
     def fit(resume=None):
         model = StructuredSVM(LinearChain(128, 26), lam=1.0)

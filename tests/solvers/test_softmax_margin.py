@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from cases.problems import PROBLEMS, Problem, chain, examples, flat, reference, with_weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import Chain, Multiclass, SoftmaxMargin, StructuredHinge, Tree
+from torchssvm import Chain, SoftmaxMargin, StructuredHinge, Tree
 from torchssvm.core.batch import apply_head
 from torchssvm.structures import SlackRescaling
 
@@ -66,28 +64,6 @@ def test_its_gradient_in_features_and_weights(seed, kind, temperature):
 
     x = batch.x.clone().requires_grad_()
     assert torch.autograd.gradcheck(value, (x, *[w.detach().clone().requires_grad_() for w in weights]))
-
-
-@pytest.mark.parametrize("kind", [SoftmaxMargin, StructuredHinge])
-def test_an_empty_batch_has_no_mean(kind):
-    with pytest.raises(ValueError, match="potentials are empty"):
-        kind(Multiclass(3))(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
-
-
-def test_it_is_not_differentiated_twice():
-    problem = with_weights("chain", 3)
-    batch, loss = problem.batch([0, 2, 3]), SoftmaxMargin(problem.structure)
-    x = batch.x.clone().requires_grad_()
-
-    def value(given):
-        return loss(apply_head(problem.head, replace(batch, x=given)), batch.y)
-
-    (once,) = torch.autograd.grad(value(x), x)
-    (found,) = torch.autograd.grad(value(x), x, create_graph=True)
-    assert torch.equal(found, once)
-    for call in (found.sum().backward, lambda: torch.autograd.functional.hessian(value, x)):
-        with pytest.raises(RuntimeError, match="SoftmaxMargin has no second derivatives"):
-            call()
 
 
 def test_it_tends_to_the_hinge_from_above():

@@ -161,36 +161,3 @@ def test_an_approximate_oracle_is_certified_less_and_less_often():
             Certificate(exact=exact, oracle_calls=0, passes=dual.passes, num_examples=dual.num_examples, **numbers)
         )
     assert waits == pytest.approx([0.5, 1.0, 2.0, 4.0, 4.0, 0.5])
-
-
-def test_nothing_changes_before_arguments_are_looked_at():
-    problem = multiclass(13)
-    loss = block_gap(problem)
-    with torch.no_grad():
-        for p in problem.head.parameters():
-            p.fill_(1.0)
-    other = block_gap(multiclass(13))
-    for options in (
-        {"optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
-        {"optimizer": BCFW(other.dual.parameters, other.dual)},
-    ):
-        with pytest.raises(ValueError, match="optimizer="):
-            solve(problem.head, loss, Items(problem), tolerance=0.1, loop=options)
-        assert all(bool((p == 1.0).all()) for p in problem.head.parameters())
-    assert not loss.dual.mailbox.waiting
-
-
-def test_bad_input():
-    problem = multiclass(13)
-    loss = block_gap(problem)
-    with pytest.raises(ValueError, match="batch_size=0 must be a whole number, at least 1"):
-        TorchLoop(problem.head, loss, Items(problem), batch_size=0)
-    with pytest.raises(ValueError, match="dataset has 5 examples"):
-        solve(problem.head, loss, Items(multiclass(13, n=5)), tolerance=0.1)
-    with pytest.raises(ValueError, match="has no method `collate`"):
-        solve(problem.head, loss, list(range(6)), tolerance=0.1)
-    assert loss.dual.oracle_calls == 0
-    with pytest.raises(ValueError, match="passes=0 must be positive"):
-        EveryPasses(0)
-    with pytest.raises(ValueError, match="at_least=3 must be positive"):
-        WhenEstimated(2, at_least=3)

@@ -13,15 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from torchssvm import (
-    ByLength,
-    GapBatchSampler,
-    Permutation,
-    Proportional,
-    Uniform,
-    certify,
-    in_order,
-)
+from torchssvm import ByLength, GapBatchSampler, Permutation, Proportional, Uniform, certify, in_order
 from torchssvm.datasets import PaddedDataset
 from torchssvm.steps import LargestGap
 

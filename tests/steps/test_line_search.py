@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from torchssvm import BCFW, BlockGap, DualState, certify
+from torchssvm import BlockGap, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.problem import Box
 from torchssvm.steps import ExactSearch, PredefinedStep, ShortStep
@@ -258,18 +258,6 @@ def test_searches_that_leave_the_dual_are_refused(step):
     with pytest.raises(ValueError, match="line_search"):
         run.optim.step()
     assert str(run.snapshot()) == str(before)
-
-
-def test_a_line_search_is_an_object():
-    problem = multiclass(1)
-    dual = DualState.for_head(problem.head, problem.n, problem.lam)
-    with pytest.raises(TypeError, match="line_search"):
-        BCFW(problem.head.parameters(), dual, line_search="exact")
-    assert [repr(s()) for s in (ExactSearch, ShortStep, PredefinedStep)] == [
-        "ExactSearch()",
-        "ShortStep()",
-        "PredefinedStep()",
-    ]
 
 
 def test_users_may_write_their_own():

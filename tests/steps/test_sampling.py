@@ -214,19 +214,6 @@ def test_the_order_of_loading_does_not_matter():
     assert rest[0] == rest[1]
 
 
-def test_a_state_that_was_just_loaded_is_saved_unchanged():
-    first = multiclass(3, n=20).train()
-    sampler = GapBatchSampler(first.dual, batch_size=2, chunk=2)
-    run(first, sampler, 13)
-    optim, state = first.optim.state_dict(), sampler.state_dict()
-    assert state["used"] == 3
-    training = multiclass(3, n=20).train()
-    other = GapBatchSampler(training.dual, batch_size=2, chunk=2)
-    training.optim.load_state_dict(optim)
-    other.load_state_dict(state)
-    assert_same(other.state_dict(), state)
-
-
 def test_a_state_after_the_last_batch_starts_the_next_epoch():
     training = multiclass(3, n=6).train()
     sampler = GapBatchSampler(training.dual, batch_size=2)

@@ -121,15 +121,3 @@ def test_rows_for_the_longer_examples_of_another_process_are_taken(make):
         loop.visit(torch.arange(16) % 8)
     assert torch.equal(flat(other.head.parameters()), flat(alone.head.parameters()))
     assert other.certify().gap == alone.certify().gap
-
-
-@pytest.mark.parametrize("make", [matchings, ARCS["arcs, projective"]], ids=["edges", "arcs"])
-def test_rows_of_another_problem_are_refused(make):
-    loop = loop_of(make(), MeanParts())
-    loop.visit(torch.arange(8))
-    (buffer,) = loop.dual.storage.buffers.values()
-    buffer.widen((buffer.values.shape[1] + 2,))
-    buffer.values[-1, -1] = 1.0
-    loop.dual.version += 1
-    with pytest.raises(ValueError, match="dual"):
-        loop.visit(torch.arange(8))

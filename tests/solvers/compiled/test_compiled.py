@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -278,18 +277,6 @@ def test_an_exact_pass_does_not_depend_on_threads_or_batches(kind):
         assert np.all(a == b)
 
 
-@kinds
-def test_a_batch_is_known_by_its_targets(kind):
-    """Those of the examples that its index names."""
-    loop, problem = both(kind, None)[1], KINDS[kind]()
-    first, second = next((i, j) for i, j in itertools.combinations(range(8), 2) if loop._targets[i] != loop._targets[j])
-    batch, before = problem.batch([first, second]), state(loop)
-    loop.check_targets(batch)
-    with pytest.raises(RuntimeError, match="index names"):
-        loop.check_targets(batch.replace(index=torch.tensor([second, first])))
-    assert_same(state(loop), before)
-
-
 def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
     problem = KINDS["chain"]()
     batches = problem.everything(3)
@@ -307,24 +294,6 @@ def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
     in_turn = [train(seed) for seed in range(4)]
     with ThreadPoolExecutor(2) as pool:
         assert_same(list(pool.map(train, range(4))), in_turn)
-
-
-@pytest.mark.parametrize(
-    "index, words",
-    [
-        (torch.tensor([0, 8]), "index"),
-        (torch.tensor([0.0]), "index"),
-        ([1, 2], "index"),
-    ],
-)
-def test_a_visit_of_no_example_is_refused(index, words):
-    loop = both("chain", None)[1]
-    before = loop.dual.state_dict()
-    with pytest.raises(ValueError, match=words):
-        loop.visit(index)
-    with pytest.raises(ValueError, match="visits=-1"):
-        loop.step(-1)
-    assert_same(loop.dual.state_dict(), before)
 
 
 @pytest.mark.parametrize("capacity", [None, 1])

@@ -20,7 +20,6 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import Batch
-from torchssvm.core.states import with_seal
 
 
 def small(capacity=3, seed=0):
@@ -119,28 +118,6 @@ def test_the_padding_of_edges_is_finite_too():
         CompiledBCFW(head, dual, [batch])
     with pytest.raises(ValueError, match=r"potentials of examples \[1\] are not finite \(in the padding\)"):
         certify(head, dual, [batch])
-
-
-@pytest.mark.parametrize("labels", [7, -1])
-def test_labels_that_the_head_does_not_have_are_refused(labels):
-    head, dual, batch = small()
-    CompiledBCFW(head, dual, [batch]).step(60)
-    state = dual.state_dict()
-    state["storage"]["sets"]["labelings"][0].fill_(labels)
-    head, dual, batch = small()
-    loop = CompiledBCFW(head, dual, [batch])
-    dual.load_state_dict(with_seal(state))
-    with pytest.raises(ValueError, match="dual"):
-        loop.step(6)
-
-
-def test_rows_of_the_rest_that_are_too_few_are_refused():
-    head, dual, batch = small(capacity=1)
-    CompiledBCFW(head, dual, [batch]).step(60)
-    assert bool(dual.storage.mixed.any())
-    dual.storage.rest.buffers["emission"].rows.fill_(1)
-    with pytest.raises(ValueError, match="example 0 came with length 3"):
-        CompiledBCFW(head, dual, [batch])
 
 
 def test_the_memory_limit_holds():

@@ -21,7 +21,6 @@ from torchssvm import (
     certify,
 )
 from torchssvm.kinds.adapter import find_adapter
-from torchssvm.solvers import GDMM
 from torchssvm.steps import Away, Hybrid, MaxOracle
 from torchssvm.structures.weighted import Weighted
 
@@ -112,17 +111,6 @@ def test_other_weights_are_other_examples(kind):
     loop.check_targets(batch)
     with pytest.raises(RuntimeError, match="index names"):
         loop.check_targets(batch.replace(y=Weighted(batch.y.value, batch.y.weight + 1.0)))
-
-
-def test_weights_without_their_head_are_refused():
-    problem = Weighing(KINDS["chain"]())
-    with pytest.raises(TypeError, match="x="):
-        loop_of(problem.inner.head, problem.everything(), problem.n, problem.lam, *RULES[0])
-    with pytest.raises(TypeError, match="head=WeightedHead"):
-        GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
-    problem = Weighing(KINDS["assignments, known costs"]())
-    with pytest.raises(TypeError, match="known scores have no weight"):
-        problem.head.structure.decode(problem.head(problem.everything()[0].x))
 
 
 @pytest.mark.parametrize("wrong", [-1.0, torch.nan, torch.inf])

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from cases.compiled_kinds import KINDS
-from cases.problems import PROBLEMS, THOROUGH, assert_same
+from cases.problems import THOROUGH, assert_same
 
 from torchssvm import (
     Batch,
-    BlockGap,
     CompiledBCFW,
     Corrective,
     DualState,
@@ -149,19 +148,6 @@ def test_they_are_the_choice_for_classes():
         assert trainer.solve(Relative(0.001), progress=False).relative_gap <= 0.001
     kept = make_trainer(LinearMulticlass(4, 3), PaddedDataset(x, y), 0.1, solver=Solver(storage=Labelings()))
     assert isinstance(kept.dual.storage, Labelings)
-
-
-def test_other_kinds_refuse_mean_parts_with_corrective_steps():
-    chain = PROBLEMS["chain"](5, n=8, states=3, longest=4, lam=0.05)
-    dual = DualState.for_head(chain.head, chain.n, chain.lam, storage=MeanParts())
-    before = dual.state_dict()
-    for make in (
-        lambda: CompiledBCFW(chain.head, dual, chain.everything(3), direction=Corrective()),
-        lambda: BlockGap(dual, Corrective()),
-    ):
-        with pytest.raises(ValueError, match=r"direction=Corrective.*storage=MeanParts\(\)"):
-            make()
-        assert_same(dual.state_dict(), before)
 
 
 def test_lists_of_classes_are_their_dense_features():

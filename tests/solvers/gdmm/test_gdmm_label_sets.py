@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torchssvm import GDMM, DualState
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import EveryPasses
-from torchssvm.solvers.gdmm import AwayStep, BruteForce, FactorwiseCertificate, Penalty, ResidualBalancing, SortedOracle
+from torchssvm.solvers.gdmm import AwayStep, FactorwiseCertificate, Penalty, ResidualBalancing
 from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
 from torchssvm.solvers.gdmm.label_sets import choose_means, sum_consistent
 from torchssvm.solvers.gdmm.rules import Residuals
@@ -316,21 +316,6 @@ def test_labels_without_features_go_where_the_loss_is(rule):
     found = gdmm.solve(3e-6, violation=1e-3, max_passes=3000)
     assert found.relaxed_primal == pytest.approx(best, abs=1e-5)
     assert found.relaxed_dual == pytest.approx(best, abs=1e-5)
-
-
-def test_the_oracle_of_a_checkpoint_must_be_the_same():
-    """Sorted weights that are not those of the pairs would lead the oracle astray."""
-    states = []
-    for oracle in (SortedOracle(), BruteForce()):
-        task = label_set_task(1)
-        gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, oracle=oracle)
-        for _ in range(5):
-            gdmm.step()
-        states.append((gdmm, gdmm.state_dict()))
-    for (gdmm, _), (_, other) in zip(states, reversed(states), strict=True):
-        with pytest.raises(ValueError, match="oracle"):
-            gdmm.load_state_dict(other)
-        gdmm.step()
 
 
 def test_a_factor_without_room_waits_for_the_next_pass():

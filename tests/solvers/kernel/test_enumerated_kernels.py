@@ -13,14 +13,7 @@ from cases.enumerated import Listing, listing, optimum_between
 from cases.problems import rng
 
 from torchssvm import Multiclass
-from torchssvm.solvers.kernel import (
-    RBF,
-    KernelChain,
-    KernelMulticlass,
-    KernelSSVM,
-    Linear,
-    Polynomial,
-)
+from torchssvm.solvers.kernel import RBF, KernelChain, KernelMulticlass, KernelSSVM, Linear, Polynomial
 
 pytest.importorskip("clarabel")
 

@@ -19,7 +19,6 @@ from cases.problems import (
     chain,
     examples,
     flat,
-    multiclass,
     reference,
     rng,
     through_a_file,
@@ -117,14 +116,6 @@ class AverageTestCase(ABC):
                 training.optim.step()
         assert average.count == 9
         torch.testing.assert_close(flat(average.weights), mean(self.shares(9), record.weights))
-
-    def test_an_average_that_begins_late_knows_only_later_steps(self):
-        problem = chain(1)
-        training = problem.train().run([[0], [1, 2], [3]])
-        average, record = self.kind.following(training.dual), Recorder(training)
-        for rows in schedule(problem, 2, 5):
-            record.step(rows)
-        torch.testing.assert_close(flat(average.weights), mean(self.shares(5), record.weights))
 
     # Certificates
 
@@ -230,17 +221,6 @@ class AverageTestCase(ABC):
 
     # Life
 
-    def test_nothing_averaged(self):
-        training = multiclass(0).train()
-        for average in (self.kind.following(training.dual), self.kind(training.dual.parameters)):
-            for look in (lambda a: a.weights, lambda a: a.copy_to_parameters(), lambda a: a.apply().__enter__()):
-                with pytest.raises(RuntimeError, match="average is empty"):
-                    look(average)
-            empty = through_a_file(average.state_dict())
-            average.load_state_dict(empty)
-            assert average.count == 0
-        assert repr(self.kind(training.dual.parameters)) == f"{self.kind.__name__}(count=0)"
-
     def test_a_deep_copy_follows_the_copied_dual(self):
         problem, training, average = self.followed(chain(2), 5)
         twin, own = copy.deepcopy((training, average))
@@ -249,24 +229,6 @@ class AverageTestCase(ABC):
         assert_same(average.state_dict(), before)
         training.run(schedule(problem, 1, 4))
         assert_same(own.state_dict(), average.state_dict())
-
-    @pytest.mark.parametrize(
-        ("params", "error", "words"),
-        [
-            ([], ValueError, "floating-point"),
-            ([torch.zeros(3, dtype=torch.int64)], ValueError, "floating-point"),
-            ([1.0], ValueError, "floating-point"),
-            (torch.zeros(3), TypeError, "params"),
-        ],
-    )
-    def test_bad_parameters(self, params, error, words):
-        with pytest.raises(error, match=words):
-            self.kind(params)
-
-    def test_a_dual_in_place_of_parameters(self):
-        training = multiclass(0).train()
-        with pytest.raises(TypeError, match="params is a DualState"):
-            self.kind(training.dual)
 
     def test_weights_that_are_not_finite_are_refused(self):
         params = [torch.ones(3), torch.ones(2)]

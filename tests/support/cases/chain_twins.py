@@ -88,15 +88,7 @@ def _ascend_together(matrix: Tensor, residual: Tensor, next_residual: Tensor, ga
 CHAIN_TWINS = {
     twin.__name__: twin
     for twin in (
-        *(
-            _decode,
-            _read,
-            _add,
-            _inner,
-            _mean_loss,
-            _add_everywhere,
-            _sum_everywhere,
-        ),
+        *(_decode, _read, _add, _inner, _mean_loss, _add_everywhere, _sum_everywhere),
         *(_ascend, _ascend_together),
     )
 }

@@ -6,7 +6,6 @@ The reference is ``factor_graphs``: everything written out, in numpy.
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -24,7 +23,6 @@ from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import EveryPasses
 from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
-from torchssvm.solvers.gdmm.problem import Hinges
 
 RULES = [FullyCorrective(), AwayStep(), BlockGreedy()]
 ORACLES = [SortedOracle(), BruteForce()]
@@ -262,18 +260,6 @@ class FactorGraphTestCase(ABC):
         for a, b in zip(again.head.parameters(), alone.head.parameters(), strict=True):
             assert torch.equal(a, b)
 
-    @pytest.mark.parametrize(("hinge", "words"), [(math.nan, "not finite"), (math.inf, "not finite"), (-9.0, "gap")])
-    def test_primals_that_cannot_be_make_no_certificate(self, hinge, words, monkeypatch):
-        gdmm = self.trained(1)
-        found, calls = gdmm.certify(), gdmm.oracle_calls
-        gdmm.step()
-        wrong = np.full(gdmm.num_examples, hinge)
-        monkeypatch.setattr(gdmm.problem, "hinges", lambda _: Hinges(wrong, wrong, exact=True))
-        with pytest.raises(RuntimeError, match=words):
-            gdmm.certify()
-        assert (gdmm.best_dual, gdmm.best_relaxed_dual) == (found.dual, found.relaxed_dual)
-        assert gdmm.oracle_calls == calls
-
     def test_both_of_the_best_duals_travel_in_checkpoints(self):
         first, other = self.trained(1, passes=12), self.trained(1, passes=1)
         first.certify()
@@ -340,27 +326,6 @@ class FactorGraphTestCase(ABC):
             _, distance = scipy.optimize.nnls(corners.T, wanted)
             assert distance <= 1e-9
 
-    def test_a_dual_is_not_made_of_other_batches(self):
-        gdmm = self.trained(1)
-        task = self.make(1)
-        weights = flat(gdmm.head.parameters()).clone()
-        every = task.everything()
-        for batches, words in (
-            (every[:-1], "left out"),
-            (every + every[:1], "twice"),
-            ([task.batch([0, 0]), *every], "twice"),
-            ([], "left out|empty"),
-            ([1], "Batch"),
-        ):
-            with pytest.raises((ValueError, TypeError), match=words):
-                gdmm.dual_state(batches)
-        assert torch.equal(flat(gdmm.head.parameters()), weights)
-        from torchssvm import Labelings
-
-        with pytest.raises(ValueError, match="MeanParts"):
-            gdmm.dual_state(every, storage=Labelings())
-        gdmm.step()
-
     def test_a_dual_of_other_features_is_theirs(self):
         gdmm, task = self.trained(1), self.make(1)
         task.x = scaled(task.x, 3.0)
@@ -370,18 +335,6 @@ class FactorGraphTestCase(ABC):
         assert found.drift <= 1e-9
         assert found.dual <= self.graph(task).optimum() + 1e-6
         self.check_means(task, dual)
-
-    def test_features_that_are_not_finite_are_not_handed_over_to(self):
-        gdmm, task = self.trained(1), self.make(1)
-        weights = flat(gdmm.head.parameters()).clone()
-        every = task.everything()
-        wrong = [batch.replace(x=scaled(batch.x, math.inf)) for batch in every]
-        with pytest.raises(ValueError, match="not finite"):
-            gdmm.dual_state(wrong)
-        assert torch.equal(flat(gdmm.head.parameters()), weights)
-        with pytest.raises(TypeError, match="batches"):
-            gdmm.dual_state(every[0])
-        gdmm.step()  # it has not handed anything over
 
     def test_the_weights_are_handed_over_and_may_be_taken_back(self):
         gdmm, task = self.trained(1), self.make(1)
@@ -424,58 +377,6 @@ class FactorGraphTestCase(ABC):
 
     # -- Misuse ----------------------------------------------------------------------------------------------
 
-    def test_what_does_not_fit_is_refused(self):
-        task = self.make(1)
-        every, wrong = task.everything(), (ValueError, TypeError)
-        moving = [batch.replace(x=batch.x.clone().requires_grad_()) for batch in every]
-        numpy = [batch.replace(x=batch.x.numpy()) for batch in every]
-        beyond = task.batch([0]).replace(index=torch.tensor([task.n]))
-        for options, error, words in (
-            ({"batches": every[0]}, TypeError, "batches"),
-            ({"batches": 3}, TypeError, "batches"),
-            ({"batches": moving}, ValueError, "x requires"),
-            ({"batches": numpy}, TypeError, "x="),
-            ({"batches": every[:-1]}, wrong, "left out"),
-            ({"batches": every + every[-1:]}, wrong, "twice"),
-            ({"batches": [task.batch([1, 1])]}, wrong, "twice"),
-            ({"batches": []}, wrong, "left out|empty"),
-            ({"batches": [beyond]}, wrong, "num_examples"),
-            ({"batches": [1]}, wrong, "Batch"),
-            ({"head": task.head.parameters()}, TypeError, "head"),
-            *(({"num_examples": n}, ValueError, "num_examples") for n in (0, -1)),
-            *(({"lam": lam}, ValueError, "lam") for lam in (0.0, -1.0, math.nan, math.inf)),
-            ({"lam": "0.1"}, TypeError, "lam"),
-            ({"rule": FullyCorrective}, TypeError, "rule"),
-            ({"rule": "away"}, TypeError, "rule"),
-            ({"penalty": 1.0}, TypeError, "penalty"),
-            ({"oracle": "sorted"}, TypeError, "oracle"),
-            ({"seed": "x"}, TypeError, "seed"),
-        ):
-            with pytest.raises(error, match=words):
-                GDMM(**{"head": task.head, "batches": every, "num_examples": task.n, "lam": 0.1, **options})
-        with pytest.raises(ValueError, match="checkpoint"):
-            self.trained(1).load_state_dict(None)
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])
-    def test_features_that_are_not_finite(self, bad):
-        task = self.make(1)
-        torch.nn.init.ones_(next(task.head.parameters()))
-        task.x[-1].view(-1)[0] = bad
-        with pytest.raises(ValueError, match=rf"example {task.n - 1} .*finite.* column 0|overflow"):
-            self.gdmm(task)
-        assert bool((next(task.head.parameters()) == 1.0).all())
-
-    def test_index_and_limits(self):
-        gdmm = self.trained(1, passes=1)
-        before, n = saved(gdmm), gdmm.num_examples
-        for index in ([0, 1], torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([n]), torch.tensor([0, -1])):
-            with pytest.raises(ValueError, match="index"):
-                gdmm.visit(index)
-        for options in ({"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": 0.0}, {"max_passes": 0}):
-            with pytest.raises(ValueError, match=next(iter(options))):
-                gdmm.solve(**{"tolerance": 0.1, **options})
-        assert_same(saved(gdmm), before)
-
     def test_weights_edited_by_hand_are_noticed(self):
         gdmm = self.trained(1)
         before = saved(gdmm)
@@ -493,13 +394,6 @@ class FactorGraphTestCase(ABC):
         gdmm.load_state_dict(gdmm.state_dict())
         assert_same(saved(gdmm), before)
         gdmm.step()
-
-    def test_weights_that_are_not_zero_are_replaced_with_a_warning(self):
-        task = self.make(1)
-        torch.nn.init.ones_(next(task.head.parameters()))
-        with pytest.warns(UserWarning, match="not zero"):
-            self.gdmm(task)
-        assert not bool(flat(task.head.parameters()).any())
 
     # -- Precision ----------------------------------------------------------------------------------
 

@@ -209,13 +209,6 @@ class StorageTestCase(ABC):
         assert_same(before.state_dict(), frozen)
         assert_same(state, frozen)
 
-    def test_an_empty_storage_has_a_state_too(self):
-        training = self.train(multiclass(2))
-        state = training.dual.storage.state_dict()
-        other = self.train(multiclass(2)).run([[0], [1]])
-        other.dual.storage.load_state_dict(state)
-        assert other.dual.storage.nbytes() == training.dual.storage.nbytes() == 0
-
     def test_too_little_memory_names_the_other_storage_and_changes_nothing(self):
         problem = chain(4, n=4, ragged=False)
         needed = self.expected_bytes(problem)

@@ -339,8 +339,7 @@ class StructureTestCase(LabelingsTestCase):
         for name, tensor in corner.parts.items():
             assert torch.equal(tensor, again.parts[name])
         torch.testing.assert_close(
-            as_decoding(structure.argmax(potentials)).labeling,
-            as_decoding(structure.argmax(noisy)).labeling,
+            as_decoding(structure.argmax(potentials)).labeling, as_decoding(structure.argmax(noisy)).labeling
         )
 
     @examples(10)
@@ -429,7 +428,3 @@ class StructureTestCase(LabelingsTestCase):
         structure, potentials, _ = self.setting(seed, batch)
         noisy = self.with_padding(potentials, lambda padded: torch.nan)
         assert self.same(structure.decode(noisy), structure.decode(potentials))
-
-    def test_repr_names_the_structure(self):
-        structure = self.make_structure()
-        assert repr(structure).startswith(type(structure).__name__ + "(")
