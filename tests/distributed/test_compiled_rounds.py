@@ -126,24 +126,3 @@ def test_several_processes_solve_and_repeat_the_same_bits():
         assert first[0][0] - first[0][1] <= 0.03
         assert max(dual, first[0][1]) <= min(primal, first[0][0])
         assert first[0][2] < 2.0 * passes
-
-
-def test_the_size_of_a_round_is_chosen_by_sizes_and_kept():
-    problem = PROBLEMS["multiclass"](4, n=200, lam=0.1)
-
-    def train(rank):
-        loop = make(problem)
-        chosen = loop._rounds.visits
-        loop.step(16 * 2 * 10)
-        assert loop._rounds.visits == chosen
-        loop.consolidate_state_dict()
-        state = {**loop.draws.own_state(), "round_visits": chosen} if rank else loop.state_dict()
-        again = make(problem)
-        again.load_state_dict(state)
-        return chosen, state["round_visits"], again._rounds.visits
-
-    train_alone = make(problem)
-    train_alone.step(10)
-    first, second = in_processes(2, train)
-    assert first == second
-    assert 1 <= first[0] == first[1] == first[2] <= 200 // 2 // 20

@@ -8,11 +8,10 @@ import time
 
 import pytest
 import torch
-from cases.items import Items
 from cases.problems import PROBLEMS, assert_same
 from cases.processes import ENDED, in_processes, refused
 
-from torchssvm import BlockGap, CacheOracle, CompiledBCFW, DualState, Labelings, Pairwise, TorchLoop, certify
+from torchssvm import CacheOracle, CompiledBCFW, DualState, Labelings, Pairwise, certify
 from torchssvm.core.ranks import RankError
 from torchssvm.dual import state as dual_state
 
@@ -189,34 +188,3 @@ def test_what_must_be_the_same_is_compared():
     assert (first[4][0], second[4][0]) == ("RankError", "ValueError")
     assert (first[5][0], second[5][0]) == ("RankError", "TypeError")
     assert "there are 1 examples and 2 processes" in first[6][1]
-
-
-def test_loops_tell_errors_of_one_process():
-    problem = PROBLEMS["multiclass"](3, n=15, lam=0.05)
-
-    def train(rank):
-        head, dual, batches = (made := problem.copy().train()).head, made.dual, problem.everything(1)
-        loop = TorchLoop(head, BlockGap(dual), Items(problem), optimizer=made.optim)
-        loop.step()
-        certify(head, dual, batches)
-        other = [b.replace(y=(b.y + (rank == 1)) % 3) for b in batches]
-        before = kept(dual)[0]
-        found = [refused(lambda: CompiledBCFW(head, dual, other))]
-
-        def wrong(gradient):
-            raise RuntimeError("in the backward pass")
-
-        hook = dual.parameters[0].register_hook(wrong if rank == 1 else lambda gradient: gradient)
-        found.append(refused(loop.step))
-        hook.remove()
-        for state in (before, after := kept(dual)[0]):
-            del state["seal"], state["visits"]
-        assert_same(after, before)
-        loop.step()
-        return found
-
-    first, second = in_processes(2, train, timeout=10.0)
-    for place, text in enumerate(("other targets", "in the backward pass")):
-        assert second[place][0] == "RuntimeError"
-        assert first[place][0] == "RankError"
-        assert all(text in found[place][1] for found in (first, second))

@@ -8,12 +8,10 @@ import math
 import pytest
 import torch
 from cases.compiled_kinds import ARCS, lists, matchings
-from cases.items import Items
 from cases.problems import PROBLEMS, assert_same, flat
 from cases.processes import in_processes, refused
 
 from torchssvm import (
-    BlockGap,
     CacheOracle,
     CompiledBCFW,
     Corrective,
@@ -22,7 +20,6 @@ from torchssvm import (
     Labelings,
     MeanParts,
     Pairwise,
-    TorchLoop,
     Weights,
     certify,
     load_checkpoint,
@@ -150,27 +147,6 @@ def test_the_compiled_loop_goes_on_with_the_same_bits(kind, tmp_path):
 
     make(1).step(50)
     in_processes(3, train)
-
-
-def test_a_loop_and_its_dual_are_saved_together(tmp_path):
-    problem = PROBLEMS["multiclass"](4, n=9, lam=0.1)
-
-    def run(loop, steps):
-        return [loop.step() for _ in range(steps)]
-
-    def train(rank):
-        loop, again = (
-            TorchLoop(made.head, BlockGap(made.dual), Items(problem), batch_size=2, optimizer=made.optim)
-            for made in (problem.copy().train() for _ in range(2))
-        )
-        run(loop, 4)
-        save_checkpoint(tmp_path / "run.pt", trainer=loop, dual=loop.dual)
-        run(loop, 4)
-        load_checkpoint(tmp_path / "run.pt", trainer=again, dual=again.dual)
-        run(again, 4)
-        assert_same(blocks_of(again.dual), blocks_of(loop.dual))
-
-    in_processes(2, train)
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -181,9 +181,6 @@ def test_the_rest_stays_in_the_polytope_when_nearly_all_its_mass_has_left():
     torch.testing.assert_close(storage.rest_loss / storage.rest_mass, losses, rtol=1e-12, atol=0)
 
 
-# -- The cache ---------------------------------------------------------------------------------------------
-
-
 @examples(10)
 @given(seed=SEEDS, kind=KINDS, capacity=st.sampled_from([1, 2, 20]))
 def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
@@ -207,9 +204,6 @@ def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
     assert mass_is_1(training)
 
 
-# -- Options that need labelings ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("storage", [None, Weights])
 @pytest.mark.parametrize("rule", [Pairwise(), Away(), Hybrid(), Corrective(), CacheOracle()], ids=repr)
 def test_rules_that_need_labelings_say_so(storage, rule):
@@ -217,9 +211,6 @@ def test_rules_that_need_labelings_say_so(storage, rule):
     words = rf"{name}=.*storage=({'MeanParts' if storage is None else 'Weights'})\(\).*storage=Labelings\(\)"
     with pytest.raises(ValueError, match=words):
         multiclass(1).train(storage=None if storage is None else storage(), **{name: rule})
-
-
-# -- Memory ------------------------------------------------------------------------------------------------
 
 
 def test_the_rest_needs_room_before_labelings_leave():
@@ -238,12 +229,6 @@ def test_the_rest_needs_room_before_labelings_leave():
         training.step([step % 4])
     assert bool((training.dual.storage.sets.count == 2).any())
     assert not bool(training.dual.storage.mixed.any())
-
-
-# -- What comes with an example ----------------------------------------------------------------------------
-
-
-# -- State -------------------------------------------------------------------------------------------------
 
 
 def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():

@@ -9,8 +9,6 @@ from cases.lightning_words import Features, chain, everything, loader, some_word
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    BCFW,
-    BlockGap,
     CompiledBCFW,
     DualState,
     FrankWolfe,
@@ -27,7 +25,6 @@ from torchssvm.core.batch import Batch
 from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.lightning import DualityGap, StructuredSVM, training_batches
 from torchssvm.lightning.training_batches import EpochPart
-from torchssvm.solvers.compiled.solver import ProposedVisits
 from torchssvm.steps import ShortStep
 
 L = pytest.importorskip("lightning")
@@ -113,24 +110,6 @@ def test_features_that_would_not_fit_are_computed_again_and_again(words, visits,
     assert model.dual.moved == len(words)
     with pytest.raises(MemoryError, match=r"the features of 30 examples .* use compiled=False"):
         trainer(max_epochs=1).fit(chain(compiled=True), loader(words))
-
-
-def test_proposals_of_a_loop_and_of_a_loss_are_not_mixed(words):
-    head = LinearChain(words.x.shape[2], int(words.y.max()) + 1)
-    dual = DualState.for_head(head, len(words), 0.1)
-    batch = words.collate([words[i] for i in range(len(words))])
-    loop, optimizer = CompiledBCFW(head, dual, [batch]), BCFW(head.parameters(), dual)
-    few = torch.arange(3)
-    dual.mailbox.put(ProposedVisits(loop, few))
-    optimizer.step()
-    assert (dual.visits, dual.steps, dual.mailbox.waiting) == (1, 3, [])
-    assert 0.0 < optimizer.param_groups[0]["lr"] <= 1.0 / dual.lam
-    before = [p.detach().clone() for p in head.parameters()]
-    dual.mailbox.put(ProposedVisits(loop, few))
-    BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
-    with pytest.raises(RuntimeError, match="two kinds"):
-        optimizer.step()
-    assert all(torch.equal(p, held) for p, held in zip(head.parameters(), before, strict=True))
 
 
 def test_an_epoch_is_a_few_batches_without_data(words, visits, monkeypatch):

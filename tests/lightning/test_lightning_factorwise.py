@@ -81,22 +81,12 @@ def test_label_sets_stop_on_the_gap_of_the_relaxation_and_show_both(tmp_path: Pa
     assert last.relaxed_gap <= 0.003 < last.gap
     assert last.violation <= 0.02
     assert last.exact
-    assert gap.stopped_because == (
-        f"violation {last.violation:.2g}, certified gap {last.gap:.6g}, relaxed gap {last.relaxed_gap:.6g} "
-        "<= tolerance 0.003"
-    )
     bar = fit.progress_bar_metrics
     assert bar["gap"] == pytest.approx(last.gap, rel=1e-6)
     assert bar["relaxed_gap"] == pytest.approx(last.relaxed_gap, rel=1e-6)
     for name in ("gap", "dual", "relaxed_primal", "relaxed_dual", "relaxed_gap"):
         assert float(fit.callback_metrics[name]) == pytest.approx(getattr(last, name), rel=1e-6)
     assert shown["relaxed_gap"] == pytest.approx(last.relaxed_gap, rel=1e-6)
-    written = json.loads((tmp_path / "report" / "report.json").read_text())
-    for place in (written, written["history"][-1]):
-        assert place["gap"] == last.gap
-        assert place["relaxed_gap"] == last.relaxed_gap
-        assert place["relaxed_dual"] == last.relaxed_dual
-    assert "\nrelaxed gap  " in str(report.report)
     again = DualityGap()
     again.load_state_dict(copy.deepcopy(gap.state_dict()))
     assert [entry.certificate for entry in again.history] == [entry.certificate for entry in gap.history]

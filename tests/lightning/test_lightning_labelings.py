@@ -7,31 +7,26 @@ import dataclasses
 import pytest
 import torch
 from cases.problems import Problem, Training, chain, reference
-from torch.utils.data import DataLoader
 
 pytest.importorskip("lightning")
 
 from cases.items import with_solver
 from cases.lightning_words import loader, trainer
-from lightning.pytorch.callbacks import Callback
 
 from torchssvm import (
     CacheOracle,
-    CompiledBCFW,
     Corrective,
-    DualState,
     FrankWolfe,
     Labelings,
     LinearChain,
     MeanParts,
     Pairwise,
-    Permutation,
     Weights,
     certify,
     recompute_weights,
 )
 from torchssvm.datasets import OCR, PaddedDataset
-from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM
+from torchssvm.lightning import StructuredSVM
 from torchssvm.steps import Away, Hybrid, MaxOracle
 
 WORDS = 30
@@ -69,53 +64,6 @@ def test_the_storage_is_what_direction_and_oracle_need(rules, storage, words):
     assert made.dual.moved == 30
     if "storage" in rules:
         assert getattr(made.dual.storage, "capacity", None) == getattr(rules["storage"], "capacity", None)
-
-
-@pytest.fixture(scope="module")
-def optimum(words) -> tuple[float, float]:
-    """What encloses the optimum, by another loop than the one that is tested."""
-    head = LinearChain(128, 26).double()
-    dual = DualState.for_head(head, WORDS, 0.05, storage=Labelings(40))
-    everything = DataLoader(words, batch_size=WORDS, collate_fn=words.collate)
-    solver = CompiledBCFW(head, dual, everything, direction=Corrective(), order=Permutation())
-    solver.step(200 * WORDS)
-    found = solver.certify()
-    assert 0.0 <= found.gap < 1e-4
-    return found.dual, found.primal
-
-
-class DualRises(Callback):
-    """After every step the dual is no lower, and no block's mass is lost."""
-
-    held = 0.0
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        value = pl_module.dual.value()
-        assert value >= self.held - 1e-12
-        self.held = value
-
-
-@pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
-@pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
-def test_every_direction_trains_to_certificates(direction, oracle, words, optimum):
-    """They all enclose the same optimum; the average of the weights has a valid certificate of its own."""
-    gap, average = DualityGap(1e-9, every_n_epochs=2), AveragedWeights()
-    made = model(direction=direction, oracle=oracle, storage=Labelings(4))
-    fitting = trainer(gap, average, DualRises(), max_epochs=8)
-    fitting.fit(made, loader(words))
-    certificates = [entry.certificate for entry in gap.history]
-    assert len(certificates) == 5  # after the first epoch, and after every second one
-    assert [c.dual for c in certificates] == sorted(c.dual for c in certificates)
-    assert all(c.gap > 0.0 and c.exact and c.drift < 1e-12 for c in certificates)
-    assert max(c.dual for c in certificates) <= optimum[1]
-    assert min(c.primal for c in certificates) >= optimum[0]
-    assert certificates[-1].gap < 0.6 * certificates[0].gap
-    assert average.count == 80
-    other = average.certify(fitting, made)
-    assert optimum[0] <= other.primal
-    assert other.dual <= optimum[1]
-    assert made.dual.oracle_calls + made.dual.cache_hits == (8 + 5 + 1) * WORDS
-    assert (made.dual.cache_hits > 0) == oracle.needs_labelings
 
 
 def moved(problem: Problem, random: torch.Generator) -> Problem:

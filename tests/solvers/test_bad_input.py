@@ -53,9 +53,6 @@ def started(kind: str = "multiclass", storage: Any = MeanParts, steps: int = 3, 
     return PROBLEMS[kind](1, **options).train(storage=storage()).run([[k % 4, k % 3] for k in range(steps)])
 
 
-# -- What comes from the data ------------------------------------------------------------------------------
-
-
 def put(name: str, place: Any, value: float) -> Any:
     """The batch with one number of it changed."""
 
@@ -124,9 +121,6 @@ def test_an_example_whose_length_changes_in_an_accumulated_batch():
     assert torch.equal(training.weights(), before)
 
 
-# -- What comes from a structure ---------------------------------------------------------------------------
-
-
 def worst_output(self, potentials, target):
     return self.argmax(Potentials(-potentials.single - self.loss_potentials(target)[0]))
 
@@ -177,9 +171,6 @@ def test_structures(wrong, words, steps):
     assert dual.steps == steps + 1
 
 
-# -- Heads that are not linear -----------------------------------------------------------------------------
-
-
 class Hidden(LinearMulticlass):
     """A head with something between the weights and the potentials."""
 
@@ -214,9 +205,6 @@ def test_heads_that_are_not_linear_are_caught_at_the_first_call(change):
     assert not training.dual.mailbox.waiting
     with pytest.raises(RuntimeError, match="proposal"):
         training.optim.step()
-
-
-# -- Doors -------------------------------------------------------------------------------------------------
 
 
 def dual_of(head: Any = None, n: Any = 6, lam: Any = 0.5, **options: Any) -> DualState:
@@ -285,9 +273,6 @@ def test_a_dual_that_does_not_fit_into_memory(storage, words):
         training.backward([0, 1])
     assert_same(training.snapshot(), before)
     assert not training.dual.mailbox.waiting
-
-
-# -- Gradients that are not what the backward pass left ----------------------------------------------------
 
 
 def spoil(training: Training, change: Any) -> None:
@@ -468,9 +453,6 @@ def test_a_step_needs_one_backward_pass_of_the_loss():
             training.optim.step()
 
 
-# -- Several processes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("when", ["before the first step", "later", "between backward and step"])
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
@@ -489,29 +471,16 @@ def test_heads_that_are_converted_after_the_dual_was_made(kind, when, dtype):
     assert training.dual.steps == (3 if when == "later" else 0)
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ({"weight_decay": 0.1}, "weight_decay"),
-        ({"momentum": 0.9, "nesterov": True}, "momentum"),
-        ({"lr": 0.1}, "lr"),
-        ({"lower": 0.0}, "bounds|lower"),
-    ],
-)
-def test_options_of_a_group_that_are_set_later(option, words):
+@pytest.mark.parametrize("option", ["weight_decay", "momentum", "lr", "lower"])
+def test_options_of_a_group_that_are_set_later(option):
     training = started()
-    before_group = dict(training.optim.param_groups[0])
     training.optim.zero_grad()
     training.backward([0, 1])
-    training.optim.param_groups[0].update(option)
+    training.optim.param_groups[0][option] = 0.1
     before = training.snapshot()
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=option):
         training.optim.step()
     assert_same(training.snapshot(), before)
-    training.optim.param_groups[0].clear()
-    training.optim.param_groups[0].update(before_group)
-    training.step([0, 1])
-    assert training.dual.steps == 4
 
 
 def test_a_dual_made_before_the_process_group_is_refused(monkeypatch):
@@ -522,9 +491,6 @@ def test_a_dual_made_before_the_process_group_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 1)
     with pytest.raises(ValueError, match="one process"):
         BCFW(head.parameters(), dual)
-
-
-# -- Checkpoints -------------------------------------------------------------------------------------------
 
 
 def saved(**options: Any) -> dict[str, Any]:

@@ -115,9 +115,6 @@ def test_checkpoints_move_between_devices(device):
     torch.testing.assert_close(back.weights(), training.weights())
 
 
-# -- The optimizer interface -------------------------------------------------------------------------------
-
-
 def test_the_learning_rate_is_published():
     problem = chain(2)
     training = problem.train()

@@ -55,8 +55,6 @@ def solve(run: Bounded, *, steps: int, batch_size: int = 1, gap: float = 1e-6):
     raise AssertionError(f"the gap is {found.gap} after {steps} steps")
 
 
-# -- The optimum -------------------------------------------------------------------------------------------
-
 TWO_CLASS_BOUNDS = [
     {"weight": (0.0, None)},
     {"weight": (None, 0.1), "bias": (-0.05, 0.05)},
@@ -119,9 +117,6 @@ def test_the_line_search_begins_where_the_blocks_are(seed):
         else:
             starts.append(v)  # nothing to search
     assert beyond > 0.01
-
-
-# -- At every moment ---------------------------------------------------------------------------------------
 
 
 def random_bounds(head: torch.nn.Module, random: torch.Generator):
@@ -196,9 +191,6 @@ def test_what_holds_after_every_step(seed, kind, storage, search, sweeps, adjoin
         np.testing.assert_allclose(v, run.recomputed(), rtol=100 * rounding, atol=100 * rounding)
 
 
-# -- Where it begins, and no bounds at all -----------------------------------------------------------------
-
-
 def test_the_start_is_the_weight_nearest_to_zero():
     problem = multiclass(0, lam=0.5)
     run = Bounded(problem, {"weight": (0.25, 1.0), "bias": (-2.0, -1.0)})
@@ -229,9 +221,6 @@ def test_groups_without_bounds_have_the_same_bits(kind, dtype, bounds):
     assert_same(other.snapshot(), plain.snapshot())
     assert_same(short.snapshot(), plain.snapshot())
     assert all(v is p for v, p in zip(other.dual.unclipped, other.dual.parameters, strict=True))
-
-
-# -- Certificates and moved features -----------------------------------------------------------------------
 
 
 def test_a_refresh_goes_to_v():
@@ -273,8 +262,6 @@ def test_weights_are_recomputed_when_the_features_have_moved(kind):
     run.step([0, 1])
     assert run.dual.value() >= after.dual
 
-
-# -- Checkpoints -------------------------------------------------------------------------------------------
 
 CHECKPOINTED = {"transition": (0.0, None), "emission": (torch.full((2, 2), -0.2), 0.3)}
 
@@ -330,9 +317,6 @@ def test_checkpoints_with_other_bounds_are_refused(others):
     assert other.optim.param_groups[0]["lr"] == groups
     with pytest.raises(ValueError, match="other bounds"):
         in_training().optim.load_state_dict(other.optim.state_dict())
-
-
-# -- What is refused ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

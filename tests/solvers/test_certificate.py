@@ -36,9 +36,6 @@ STORAGES = st.sampled_from([MeanParts, Weights])
 ROWS = [[0, 1], [2], [3, 1], [4], [0]]
 
 
-# -- Numbers -----------------------------------------------------------------------------------------------
-
-
 @examples(20)
 @given(seed=SEEDS, kind=KINDS, storage=STORAGES, batch_size=st.integers(1, 6), adjoint=st.booleans())
 def test_against_brute_force(seed, kind, storage, batch_size, adjoint):
@@ -108,9 +105,6 @@ def test_devices(device):
     assert second.dual == pytest.approx(first.dual, abs=1e-10)
 
 
-# -- Every example once ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pass_over", [certify, recompute_weights])
 @pytest.mark.parametrize(
     ("batches", "words"),
@@ -128,9 +122,6 @@ def test_missing_and_repeated_examples_are_errors(pass_over, batches, words):
     with refused(training, ValueError, words):
         pass_over(training.head, training.dual, [problem.batch(rows) for rows in batches])
     training.step([0, 1])
-
-
-# -- Refreshing --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("change", "warned"), [(5e-4, False), (5e-3, True)])
@@ -208,9 +199,6 @@ def test_a_certificate_leaves_gradients_and_proposals_alone():
     assert torch.equal(a.weights(), b.weights())
 
 
-# -- Approximate oracles -----------------------------------------------------------------------------------
-
-
 def test_bounds_make_the_certificate_of_an_approximate_oracle_valid():
     head, _, batch = label_sets(1)
     structure = Approximate(4, 2)
@@ -239,9 +227,6 @@ def test_bounds_make_the_certificate_of_an_approximate_oracle_valid():
 
 def every(head, batch):
     return list(LabelSets(4, 2).enumerate(as_potentials(head(batch.x))))
-
-
-# -- Features that move ------------------------------------------------------------------------------------
 
 
 @examples(15)

@@ -40,9 +40,6 @@ def skipped(report) -> set[str]:
     return {finding.name for finding in report.findings if finding.skipped}
 
 
-# -- What is right -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("make", [chain, multiclass])
 def test_our_own_are_right(make, dtype):
@@ -95,9 +92,6 @@ def test_nothing_is_changed():
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(batch.x, x)
     assert not training.dual.mailbox.waiting
-
-
-# -- What is wrong -----------------------------------------------------------------------------------------
 
 
 def scores(change):

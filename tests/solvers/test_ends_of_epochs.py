@@ -116,13 +116,3 @@ def test_a_batch_whose_step_is_not_taken_is_visited_again(place, tmp_path):
     here, there = training.optim.state_dict(), left_alone(2)["optim"]
     for name in ("weights", "loss", "gap_estimates", "steps", "oracle_calls", "moved", "storage"):
         assert_same(here["dual"][name], there["dual"][name], name)
-
-
-def test_a_loop_that_is_left_on_the_last_batch_is_over():
-    training = chain(3, n=8).train()
-    sampler = GapBatchSampler(training.dual, batch_size=2)
-    for step, rows in enumerate(sampler, 1):
-        training.step(rows)
-        if step == STEPS:
-            break
-    assert sampler.state_dict()["epoch"] == 1

@@ -100,9 +100,6 @@ def test_thousands_of_steps(seed, kind, storage, sweeps, adjoint, dtype):
     torch.testing.assert_close(training.weights(), w.to(dtype), rtol=100 * rounding, atol=100 * rounding)
 
 
-# -- Several batches, one step -----------------------------------------------------------------------------
-
-
 @examples(30)
 @given(
     seed=SEEDS,
@@ -150,9 +147,6 @@ def test_duplicates_count_once(seed, kind, storage, adjoint, sweeps):
         torch.testing.assert_close(with_them.weights(), without.weights())
         torch.testing.assert_close(with_them.dual.loss, without.dual.loss)
     assert without.weights().abs().max() > 0
-
-
-# -- What must leave no trace ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("storage", [MeanParts, Weights])

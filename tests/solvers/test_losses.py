@@ -25,9 +25,6 @@ def gradient(training: Training) -> torch.Tensor:
     return flat(torch.zeros_like(p) if p.grad is None else p.grad for p in training.head.parameters())
 
 
-# -- The block gap -----------------------------------------------------------------------------------------
-
-
 @examples(20)
 @given(seed=SEEDS, kind=KINDS, storage=STORAGES)
 def test_the_value_is_the_sum_of_the_block_gaps(seed, kind, storage):
@@ -138,9 +135,6 @@ def test_bare_tensors_and_mappings_are_potentials_too(kind):
         assert torch.equal(structured(bare, batch.y), structured(potentials, batch.y))
     else:
         assert torch.equal(training.loss(bare, batch.y, batch.index), whole)
-
-
-# -- The structured hinge ----------------------------------------------------------------------------------
 
 
 @examples(20)

@@ -46,9 +46,6 @@ def relabelled(problem, rows):
     return batch.replace(y=torch.where(batch.y >= 0, (batch.y + 1) % states, batch.y))
 
 
-# -- Targets --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
 def test_other_targets_are_refused_at_the_next_visit(kind, storage):
@@ -92,9 +89,6 @@ def test_a_compiled_loop_refuses_a_dual_that_went_on_elsewhere_on_other_targets(
             use()
 
 
-# -- Losses ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("storage", [MeanParts, Labelings])
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
 @pytest.mark.parametrize("compiled", [False, True])
@@ -118,9 +112,6 @@ def test_losses_that_are_not_those_of_the_blocks_are_found(kind, storage, compil
     if loop is not None:  # which gives every block its room
         del before["dual"]["storage"], after["dual"]["storage"]
     assert_same(after, before)
-
-
-# -- Features -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adjoint", [True, False])
@@ -179,9 +170,6 @@ def test_weights_refuse_two_views_of_an_example_in_one_step():
         training.optim.step()
 
 
-# -- Heads ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("storage", STORAGES)
 def test_only_the_weights_of_the_dual_are_certified(storage):
     problem = chain(3, n=6)
@@ -231,9 +219,6 @@ def test_a_copy_of_features_and_head_is_certified_as_they_are():
     assert (again.primal, again.dual) == (found.primal, found.dual)
 
 
-# -- lam ------------------------------------------------------------------------------------------------------
-
-
 OUT_OF_RANGE = [(1e-300, "float32"), (1e-45, "float32"), (1e39, "float32"), (1e-310, "float64"), (1e308, "float64")]
 
 
@@ -257,9 +242,6 @@ def test_a_lam_within_range_certifies_finite_numbers(lam, dtype):
     training = problem.train().run([range(5)] * 20)
     found = certify(training.head, training.dual, problem.everything())
     assert 0.0 <= found.dual <= found.primal < float("inf")
-
-
-# -- Relaxations ----------------------------------------------------------------------------------------------
 
 
 class OneOfThree(Structure):
@@ -351,9 +333,6 @@ def test_check_finds_a_relaxation_that_does_not_say_so():
     head = LinearMulticlass(2, 3, bias=False).double()
     assert "it is not an output" in str(check(head, Unmarked(True), batch))
     assert "it is not an output" not in str(check(head, Unmarked(False), batch))
-
-
-# -- What once went unseen, or was refused without a reason ------------------------------------------------------
 
 
 def test_a_kernel_model_refuses_the_state_of_other_costs():

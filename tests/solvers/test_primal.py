@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases.custom import Approximate, LabelSets, label_sets
+from cases.custom import Approximate, label_sets
 from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from torchssvm import certify
-from torchssvm.core.batch import apply_head
 from torchssvm.core.potentials import as_potentials
 from torchssvm.solvers import primal
 
@@ -98,31 +97,18 @@ def primal_of(head, structure, batch, other):
     return type(found)(**{**vars(found), "seconds": other.seconds})
 
 
-def test_bad_input():
+@pytest.mark.parametrize(
+    ("change", "lam", "error", "argument"),
+    [
+        ({}, 0.0, ValueError, "lam"),
+        ({}, None, TypeError, "lam"),
+        ({"index": torch.arange(6) - 1}, 0.1, ValueError, "index"),
+        ({"index": torch.arange(4)}, 0.1, ValueError, "index"),
+        ({"y": torch.full((6,), 7)}, 0.1, ValueError, "label"),
+        ({"x": torch.full((6, 3), torch.nan).double()}, 0.1, ValueError, "not finite"),
+    ],
+)
+def test_bad_input(change, lam, error, argument):
     problem = multiclass(2)
-    batch = problem.batch(range(6))
-    for lam in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"lam={lam} must be positive and finite"):
-            primal(problem.head, problem.structure, [batch], lam)
-    with pytest.raises(TypeError, match="lam=None must be a number, not a NoneType"):
-        primal(problem.head, problem.structure, [batch], None)
-    for wrong, error, words in [
-        (batch.replace(index=batch.index - 1), ValueError, "index="),
-        (batch.replace(index=batch.index.int()), ValueError, "index must be int64"),
-        (batch.replace(index=batch.index[:4]), ValueError, r"index must be int64 \[6\]"),
-        (batch.replace(y=torch.full_like(batch.y, 7)), ValueError, "label 7"),
-        (batch.replace(x=batch.x * torch.nan), ValueError, "not finite"),
-        (type(batch)(batch.x[:0], batch.y[:0], batch.index[:0]), ValueError, "index="),
-    ]:
-        with pytest.raises(error, match=words):
-            primal(problem.head, problem.structure, [wrong], problem.lam)
-    with pytest.raises(ValueError, match="parameters are empty"):
-        primal(nn.Identity(), LabelSets(4, 2), [batch], 0.1)
-    with pytest.raises(TypeError, match="potentials are"):
-        primal(
-            lambda x: as_potentials(apply_head(problem.head, batch)["potentials"].float()),
-            problem.structure,
-            [batch],
-            0.1,
-            parameters=problem.head.parameters(),
-        )
+    with pytest.raises(error, match=argument):
+        primal(problem.head, problem.structure, [problem.batch(range(6)).replace(**change)], lam)

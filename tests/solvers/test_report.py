@@ -77,9 +77,6 @@ def test_figures_that_are_not_finite_are_null_in_json(tmp_path):
     assert "not known" in odd.table()
 
 
-# Plain decoding
-
-
 def test_evaluate_counts_what_is_wrong():
     """Words of 1 and of 3 letters: 1 of 1 wrong, and 1 of 3."""
     x = torch.zeros(2, 3, 2)

@@ -47,9 +47,6 @@ def solve(problem: Problem, *, steps: int, batch_size: int = 1, order=None, **op
     return certificates[-1], optimum
 
 
-# -- The optimum of a QP solver ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("storage", sorted(STORAGES))
 @pytest.mark.parametrize(
     ("batch_size", "sweeps", "adjoint"),
@@ -84,25 +81,6 @@ def test_a_block_at_its_corner_may_be_visited_again():
             for k in range(8):
                 training.step([k % 2])
             assert training.dual.steps == 8
-
-
-def test_words_small_enough_to_list():
-    """Letters of the first or of the second half of the alphabet, words of up to three: a QP over all outputs."""
-    words = OCR("train", "small")
-    chosen = (words.lengths >= 3).nonzero().flatten()[5::90][:6]
-    x = words.x[chosen, :3].double()
-    x = x.view(6, 3, 16, 8).unfold(2, 4, 4).unfold(3, 4, 4).mean((-1, -2)).flatten(2)  # 8 numbers a letter
-    y = (words.y[chosen, :3] >= 13).long()
-    lengths = torch.tensor([3, 2, 3, 1, 2, 3])
-    y = y.masked_fill(torch.arange(3) >= lengths.unsqueeze(1), -1)
-    assert y[y >= 0].bincount(minlength=2).min() >= 3
-    problem = Problem(LinearChain(8, 2).double(), x, y, lengths, 10.0)
-    found, optimum = solve(problem, steps=300, batch_size=3)
-    assert found.dual == pytest.approx(optimum, abs=1e-5)
-    assert found.gap < 1e-3
-
-
-# -- scikit-learn ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -142,8 +120,6 @@ def test_multiclass_is_liblinears_crammer_singer():
     assert found.gap <= 1e-4 * found.primal
     assert found.primal == pytest.approx(theirs, rel=1e-4)
 
-
-# -- Known optima ------------------------------------------------------------------------------------------
 
 OCR_SMALL = 0.16458, 0.16556  # encloses the optimum of OCR-small for lam = 0.01
 
@@ -188,9 +164,6 @@ def test_ocr_small_to_a_gap_of_a_hundredth():
         assert OCR_SMALL[0] - 0.01 <= certificate.dual <= OCR_SMALL[1]
         assert OCR_SMALL[0] <= certificate.primal <= OCR_SMALL[1] + 0.012
     assert found.gap <= 0.01
-
-
-# -- The pieces --------------------------------------------------------------------------------------------
 
 
 def test_the_box_qp_is_solved():

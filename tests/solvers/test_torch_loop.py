@@ -5,7 +5,7 @@ import torch
 from cases.items import Items
 from cases.problems import PROBLEMS, Problem, chain, multiclass, reference
 
-from torchssvm import BCFW, BlockGap, DualState, Permutation, TorchLoop, Uniform, in_order
+from torchssvm import BCFW, BlockGap, DualState, Permutation, Solver, TorchLoop, Uniform, in_order, make_trainer
 from torchssvm.solvers import Certificate, EveryPasses, WhenEstimated
 
 
@@ -161,3 +161,12 @@ def test_an_approximate_oracle_is_certified_less_and_less_often():
             Certificate(exact=exact, oracle_calls=0, passes=dual.passes, num_examples=dual.num_examples, **numbers)
         )
     assert waits == pytest.approx([0.5, 1.0, 2.0, 4.0, 4.0, 0.5])
+
+
+def test_the_schedule_of_the_options_holds_for_compiled_trainers():
+    problem = chain(1, n=8, lam=0.3)
+    trainer = make_trainer(problem.head, Items(problem), 0.3, solver=Solver(schedule=EveryPasses(3)))
+    seen: list[Certificate] = []
+    trainer.solve(1e-6, max_passes=20, on_check=seen.append)
+    assert seen[0].passes < 6
+    assert len(seen) >= 4

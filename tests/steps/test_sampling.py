@@ -29,9 +29,6 @@ def draws(sampler: GapBatchSampler, epochs: int) -> list[int]:
     return [i for _ in range(epochs) for batch in sampler for i in batch]
 
 
-# -- Distributions -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("power", [1.0, 0.5, 2.0, 0.0])
 def test_frequencies_are_proportional_to_powers_of_the_gaps(power):
     gaps = [0.1, 0.4, 1.0, 2.0, 0.5]
@@ -132,9 +129,6 @@ def test_fewer_gaps_than_a_batch_are_filled_with_others():
     assert stats.chisquare([fill[i] for i in (0, 1, 3, 5)])[1] > 1e-4
 
 
-# -- Epochs and unknown gaps -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("order", [Proportional(), LargestGap()], ids=repr)
 @pytest.mark.parametrize(("n", "batch_size"), [(10, 3), (9, 3), (4, 1), (3, 7)])
 def test_unknown_gaps_come_first_exactly_once(order, n, batch_size):
@@ -183,9 +177,6 @@ def test_draws_follow_the_gaps_as_they_change():
     assert len(set(seen[:8])) > 2
     for chunk in range(2, 16):
         assert set(seen[4 * chunk : 4 * chunk + 4]) == {chunk - 2}
-
-
-# -- Resuming ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
@@ -265,27 +256,13 @@ def test_training_that_skips_steps_says_what_it_used():
 
 
 DAMAGE = [
-    ({"num_examples": 9}, r"num_examples'\] is 9, and must be 8"),
-    ({"batch_size": 3}, r"batch_size'\] is 3, and must be 2"),
-    ({"epoch": "1"}, r"sampler\['epoch'\]"),
-    ({"used": None}, r"sampler\['used'\]"),
-    ({"used": -1}, "sampler"),
+    ({"num_examples": 9}, "num_examples"),
+    ({"batch_size": 3}, "batch_size"),
+    ({"epoch": "1"}, "epoch"),
     ({"used": 99}, "sampler"),
-    ({"generator": None}, r"sampler\['generator'\]"),
-    ({"generator": torch.zeros(3, dtype=torch.uint8)}, "sampler.*generator"),
-    ({"generator": torch.zeros(3)}, "sampler.*generator"),
-    ({"drawn": [torch.tensor([0, 8])]}, r"sampler\['drawn'\]"),
-    ({"drawn": [torch.tensor([-1, 2])]}, r"sampler\['drawn'\]"),
-    ({"drawn": ["batch"]}, r"sampler\['drawn'\]"),
-    ({"drawn": [torch.tensor([0.5, 1.5])]}, r"sampler\['drawn'\]"),
-    ({"snapshots": {}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"9" * 30: torch.zeros(8)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"00": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"3": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": []}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"0": torch.zeros(3)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"zero": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"0": torch.full((8,), torch.nan)}}, r"sampler\['snapshots'\]"),
+    ({"generator": torch.zeros(3, dtype=torch.uint8)}, "generator"),
+    ({"drawn": [torch.tensor([0, 8])]}, "drawn"),
+    ({"snapshots": {"0": torch.full((8,), torch.nan)}}, "snapshots"),
 ]
 
 
@@ -301,9 +278,6 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, words):
         sampler.load_state_dict({**state, **change})
     assert_same(sampler.state_dict(), state)
     assert run(training, sampler, 2)
-
-
-# -- Worker processes --------------------------------------------------------------------------------------
 
 
 class Rows(Dataset):
@@ -360,28 +334,18 @@ def test_resuming_with_worker_processes_loses_no_batch():
     assert before + after == whole
 
 
-# -- Errors ------------------------------------------------------------------------------------------------
-
-
-def test_sizes_must_make_sense():
-    dual = multiclass(0).train().dual
-    for options, words in [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": -2}, "batch_size=-2"),
-        ({"batch_size": 2, "chunk": -1}, "chunk=-1"),
-        ({"batch_size": 2, "chunk": 0}, "chunk=0"),
-        ({"batch_size": 2, "num_examples": 7}, "num_examples=7"),
-        ({"batch_size": 2, "num_examples": 0}, "num_examples=0.*empty"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            GapBatchSampler(dual, **options)
-    with pytest.raises(TypeError, match="num_examples=None"):
-        GapBatchSampler(batch_size=2)
-    with pytest.raises(ValueError, match=r"num_examples=0.*is the dataset empty"):
-        GapBatchSampler(batch_size=2, num_examples=0)
-    for power in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="power="):
-            Proportional(power)
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda dual: GapBatchSampler(dual, batch_size=0), "batch_size"),
+        (lambda dual: GapBatchSampler(dual, batch_size=2, chunk=0), "chunk"),
+        (lambda dual: Proportional(-1.0), "power"),
+        (lambda dual: Proportional(float("nan")), "power"),
+    ],
+)
+def test_sizes_must_make_sense(make, argument):
+    with pytest.raises(ValueError, match=argument):
+        make(multiclass(0).train().dual)
 
 
 def test_a_sampler_can_be_bound_later():

@@ -9,7 +9,6 @@ from cases.compiled_kinds import SIX, decisions, matchings, rankings
 from cases.problems import Problem, Training, flat, rng
 
 from torchssvm import (
-    Batch,
     CompiledBCFW,
     Decisions,
     DualState,
@@ -107,16 +106,6 @@ def test_what_is_ones_own_has_no_compiled_form(head):
     with pytest.raises(TypeError, match="has no compiled loop"):
         find_adapter(head)
     assert torch.equal(flat(head.parameters()), before)
-
-
-def test_lists_of_several_sizes_without_lengths_are_refused():
-    head = LinearRanking(2).double()
-    dual = DualState.for_head(head, 2, 0.1)
-    batches = [Batch(torch.ones(1, n, 2), torch.ones(1, n).long(), torch.tensor([n - 1])) for n in (1, 2)]
-    before = dual.state_dict()
-    with pytest.raises(ValueError, match="examples of different sizes need lengths, in every batch"):
-        CompiledBCFW(head, dual, batches)
-    assert str(dual.state_dict()) == str(before)
 
 
 def test_targets_that_are_not_optimal_are_refused():

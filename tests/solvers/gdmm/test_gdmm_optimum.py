@@ -43,9 +43,6 @@ class Tiny:
     lam: float
 
 
-# -- Label sets --------------------------------------------------------------------------------------------
-
-
 def features(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """phi(x, y) in the order of the head's parameters; y may be a share, and its pairs are then independent."""
     i, j = np.triu_indices(len(y), 1)
@@ -114,9 +111,6 @@ class LocalPolytopes:
         return checked(Bounds(float(np.abs(q - self.y).mean(1).mean()) - self.lam / 2 * float(w @ w), self.primal(w)))
 
 
-# -- Chains ------------------------------------------------------------------------------------------------
-
-
 def chains(seed: int, dtype: torch.dtype = torch.float64) -> Tiny:
     """Of 1 to 4 tokens and 2 or 3 states; three states have up to 3 tokens."""
     random = rng(seed)
@@ -149,9 +143,6 @@ def chain_features(x: np.ndarray, output: tuple[int, ...], states: int) -> np.nd
     ends[0, output[0]] += 1.0
     ends[1, output[-1]] += 1.0
     return np.concatenate([t.ravel() for t in (emission, transition, bias, ends)])
-
-
-# -- The problems ------------------------------------------------------------------------------------------
 
 
 def check(tiny: Tiny, seed: int, tolerance: float) -> list[FactorwiseCertificate]:

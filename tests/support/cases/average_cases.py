@@ -23,14 +23,14 @@ from cases.problems import (
     rng,
     through_a_file,
 )
-from torchssvm import MeanParts, Weights, certify
+from torchssvm import Labelings, MeanParts, Weights, certify
 from torchssvm.core.batch import to_device
 from torchssvm.solvers import Average, primal
 
 SEEDS = st.integers(0, 2**31 - 1)
 SOLVED = st.integers(0, 59)  # problems that the QP solver of the reference solves to the last digits
 KINDS = st.sampled_from(sorted(PROBLEMS))
-STORAGES = st.sampled_from([MeanParts, Weights])
+STORAGES = st.sampled_from([MeanParts, Weights, Labelings])
 
 
 def schedule(problem: Problem, seed: int, steps: int) -> list[list[int]]:
@@ -68,8 +68,6 @@ class AverageTestCase(ABC):
         training = problem.train()
         average = self.kind.following(training.dual)
         return problem, training.run(schedule(problem, seed, steps)), average
-
-    # Formulas
 
     @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -117,8 +115,6 @@ class AverageTestCase(ABC):
         assert average.count == 9
         torch.testing.assert_close(flat(average.weights), mean(self.shares(9), record.weights))
 
-    # Certificates
-
     @examples(8)
     @given(seed=SOLVED, kind=KINDS, storage=STORAGES, adjoint=st.booleans(), steps=st.integers(1, 40))
     def test_certificates_bracket_the_optimum_and_leave_the_run_alone(self, seed, kind, storage, adjoint, steps):
@@ -153,8 +149,6 @@ class AverageTestCase(ABC):
         before["dual"]["oracle_calls"] += problem.n
         assert_same(training.snapshot(), before)
 
-    # Applying
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_apply_swaps_and_restores_to_the_bit(self, dtype):
         problem = chain(6, dtype=dtype)
@@ -184,8 +178,6 @@ class AverageTestCase(ABC):
         assert torch.equal(training.weights(), flat(average.weights))
         with pytest.raises(RuntimeError, match="weights"):
             training.step([1])
-
-    # Checkpoints
 
     @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -218,17 +210,6 @@ class AverageTestCase(ABC):
         assert_same(resumed.state(), whole.state())
         assert whole.average.count == 24
         assert_same(state, frozen)
-
-    # Life
-
-    def test_a_deep_copy_follows_the_copied_dual(self):
-        problem, training, average = self.followed(chain(2), 5)
-        twin, own = copy.deepcopy((training, average))
-        before = average.state_dict()
-        twin.run(schedule(problem, 1, 4))
-        assert_same(average.state_dict(), before)
-        training.run(schedule(problem, 1, 4))
-        assert_same(own.state_dict(), average.state_dict())
 
     def test_weights_that_are_not_finite_are_refused(self):
         params = [torch.ones(3), torch.ones(2)]

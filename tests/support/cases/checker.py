@@ -17,9 +17,7 @@ import numpy as np
 import torch
 
 from cases.listed_costs import decisions, matchings, rankings
-from cases.listed_problems import Listed, chains, classes, graphs, label_sets, rescaled
-from cases.listed_segments import segments
-from cases.listed_trees import arcs, trees
+from cases.listed_problems import Listed, arcs, chains, classes, graphs, label_sets, rescaled, segments, trees
 from cases.optima import Bounds, enclose
 from cases.problems import Reference
 from cases.processes import in_processes

@@ -77,8 +77,6 @@ class FactorGraphTestCase(ABC):
         self.check_room(gdmm)
         return gdmm
 
-    # -- The optimum -----------------------------------------------------------------------------------------
-
     def check_optimum(self, task: Task, *, tolerance: float = 3e-6, **options: Any) -> None:
         best = self.graph(task).optimum()
         gdmm = self.gdmm(task, **{"penalty": Penalty(), **options})
@@ -97,8 +95,6 @@ class FactorGraphTestCase(ABC):
     def test_the_optimum_of_all_kinds_of_heads_and_losses(self):
         for seed, options in enumerate(self.VARIANTS):
             self.check_optimum(self.make(seed + 10, **options))
-
-    # -- What holds at every step ----------------------------------------------------------------------------
 
     @pytest.mark.every_variant
     @examples(12)
@@ -204,8 +200,6 @@ class FactorGraphTestCase(ABC):
             assert report.violation == pytest.approx(np.mean(found) if found else 0.0, abs=1e-12)
             assert report.worst_violation == pytest.approx(max(found, default=0.0), abs=1e-12)
 
-    # -- Portions, seeds and checkpoints ---------------------------------------------------------------------
-
     @oracles
     @rules
     def test_a_pass_may_be_made_in_any_portions(self, rule, oracle):
@@ -282,8 +276,6 @@ class FactorGraphTestCase(ABC):
                 gdmm.load_state_dict(saved(self.gdmm(task)))
             assert_same(saved(gdmm), before)
         gdmm.step()
-
-    # -- Handing over ----------------------------------------------------------------------------------------
 
     def test_the_dual_goes_on_with_bcfw(self):
         for seed, options in itertools.product((1, 2), ({}, {"sparse": True})):
@@ -375,8 +367,6 @@ class FactorGraphTestCase(ABC):
             assert (again.dual, again.relaxed_dual) == (before.dual, before.relaxed_dual)
             other.certify()  # which has the weights of its features by now
 
-    # -- Misuse ----------------------------------------------------------------------------------------------
-
     def test_weights_edited_by_hand_are_noticed(self):
         gdmm = self.trained(1)
         before = saved(gdmm)
@@ -394,8 +384,6 @@ class FactorGraphTestCase(ABC):
         gdmm.load_state_dict(gdmm.state_dict())
         assert_same(saved(gdmm), before)
         gdmm.step()
-
-    # -- Precision ----------------------------------------------------------------------------------
 
     def test_float32(self):
         task = self.make(2, dtype=torch.float32)

@@ -76,8 +76,6 @@ class HeadTestCase(ABC):
             result[name] = parts
         return result
 
-    # -- The tests -----------------------------------------------------------------------------------------
-
     def test_a_new_head_is_zero(self):
         head = self.make_head()
         assert flat(head.parameters()).count_nonzero() == 0

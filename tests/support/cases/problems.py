@@ -405,16 +405,3 @@ def listed_parts(output: tuple[int, ...], shapes: list[tuple[int, ...]]) -> np.n
             place = (state, output[t + 1])
             pairs[place if pairs.ndim == 2 else (t, *place)] += 1.0
     return np.concatenate([first.ravel(), pairs.ravel()])
-
-
-def unpadded(potentials_like: dict[str, Tensor], row: int, length: int | None, shared: bool) -> np.ndarray:
-    """Row ``row`` of parts or potentials without its padding, flattened as ``listed_parts`` does."""
-    pieces = []
-    for name, tensor in potentials_like.items():
-        own = tensor[row]
-        if length is not None and name == "emission":
-            own = own[:length]
-        if length is not None and name == "transition" and not shared:
-            own = own[: length - 1]
-        pieces.append(own.detach().double().flatten().numpy())
-    return np.concatenate(pieces)

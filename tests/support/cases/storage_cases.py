@@ -13,19 +13,7 @@ from hypothesis import strategies as st
 
 from cases.any_order import on_a_device
 from cases.explicit_duals import ExplicitDuals
-from cases.problems import (
-    PROBLEMS,
-    Problem,
-    Training,
-    assert_same,
-    chain,
-    examples,
-    flat,
-    multiclass,
-    reference,
-    rng,
-    unpadded,
-)
+from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
 from torchssvm import Pairwise, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.potentials import inner
@@ -295,11 +283,3 @@ class StorageTestCase(ABC):
             there.step(type(batch)(*(t.to(device) for t in batch)))
         torch.testing.assert_close(there.weights().cpu(), here.weights())
         torch.testing.assert_close(there.dual.loss.cpu(), here.dual.loss)
-
-
-def block(training: Training, i: int) -> object:
-    """psi_i as MeanParts keeps it, without padding."""
-    problem = training.problem
-    batch = problem.batch([i])
-    stored = training.dual.storage.gather(batch.index, apply_head(training.head, batch), batch.y)
-    return unpadded(stored.psi, 0, None if batch.lengths is None else int(batch.lengths[0]), shared=True)

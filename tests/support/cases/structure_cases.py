@@ -85,8 +85,6 @@ class StructureTestCase(LabelingsTestCase):
         """Whether two labelings are equal, tensor by tensor."""
         return all(torch.equal(one, other) for one, other in zip(tree_tensors(a), tree_tensors(b), strict=True))
 
-    # -- What the tests are made of ------------------------------------------------------------------------
-
     def setting(
         self, seed: int, batch: int = 3, integers: bool = False, dtype: torch.dtype = torch.float64
     ) -> tuple[Structure, Potentials, Any]:
@@ -134,8 +132,6 @@ class StructureTestCase(LabelingsTestCase):
     def augmented_score(self, structure: Structure, potentials: Potentials, labeling: Any, target: Any) -> Tensor:
         """What the max oracle of training maximises."""
         return self.score(structure, potentials, labeling) + structure.loss(labeling, target)
-
-    # -- The tests -----------------------------------------------------------------------------------------
 
     @pytest.mark.every_variant
     @examples(10)
@@ -393,15 +389,6 @@ class StructureTestCase(LabelingsTestCase):
         for wrong in cases:
             with pytest.raises(ValueError, match="potentials"):
                 structure.check_target(target, wrong)
-
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-    def test_potentials_that_are_not_finite_are_refused(self, value):
-        structure, potentials, target = self.setting(5, 3)
-        for name in potentials.tensors:
-            tensors = {key: tensor.clone() for key, tensor in potentials.tensors.items()}
-            tensors[name][1] = value
-            with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
-                find_corner(structure, potentials.replace(tensors), target)
 
     @pytest.mark.parametrize("value", [torch.nan, torch.inf])
     def test_scores_that_are_not_finite_are_not_decoded(self, value):
