@@ -59,7 +59,7 @@ def test_rounds_keep_blocks_losses_and_weights_together(kind):
     def train(rank, size):
         if kind == "many weights":
             dual_state._LARGE = 10  # in this process alone: directions are rows
-        found = []
+        results = []
         for storage, direction, oracle in rules():
             loop = make(problem, storage, direction, oracle, **({"round_visits": 3} if size > 1 else {}))
             values, proofs, evicted = [0.0], [], False
@@ -74,8 +74,10 @@ def test_rounds_keep_blocks_losses_and_weights_together(kind):
                 values.append(loop.dual.value())
             if isinstance(storage, Labelings):
                 evicted = bool(storage.mixed.any())
-            found.append((values, [(p.primal, p.dual) for p in proofs], flat(loop.dual.parameters), estimate, evicted))
-        return found
+            results.append(
+                (values, [(p.primal, p.dual) for p in proofs], flat(loop.dual.parameters), estimate, evicted)
+            )
+        return results
 
     if kind != "many weights":
         train(0, 1)  # loads the kernels

@@ -38,9 +38,13 @@ STORAGES = {
 def blocks_of(dual):
     """All that training depends on, wherever the rows of blocks lie in memory and whatever their clock shows."""
     own = {name: value for name, value in dual.own_state().items() if name not in ("storage", "seal")}
-    held = dual.storage
-    if isinstance(held, Labelings):
-        own["mass"], own["rest"], own["count"] = held.sets.mass.clone(), held.rest_mass.clone(), held.sets.count.clone()
+    stored = dual.storage
+    if isinstance(stored, Labelings):
+        own["mass"], own["rest"], own["count"] = (
+            stored.sets.mass.clone(),
+            stored.rest_mass.clone(),
+            stored.sets.count.clone(),
+        )
     return own, dual.value(), dual.gap_estimate
 
 
@@ -211,19 +215,19 @@ def test_a_damaged_file_is_refused_by_all(tmp_path):
     def train(rank):
         loop = Loop(problem, {}).run(4)
         before = copy.deepcopy(loop.now())
-        found = refused(lambda: load_checkpoint(tmp_path / f"{rank}.pt", **loop.objects()))
+        result = refused(lambda: load_checkpoint(tmp_path / f"{rank}.pt", **loop.objects()))
         assert_same(loop.now(), before)
         loop.run(4)
-        return found
+        return result
 
     def save(rank):
         for name in range(2):
             save_checkpoint(tmp_path / f"{name}.pt", **Loop(problem, {}).run(2).objects())
 
     in_processes(2, save)
-    held = bytearray((tmp_path / "1.pt").read_bytes())
-    held[len(held) // 2] ^= 1
-    (tmp_path / "1.pt").write_bytes(bytes(held))
+    stored = bytearray((tmp_path / "1.pt").read_bytes())
+    stored[len(stored) // 2] ^= 1
+    (tmp_path / "1.pt").write_bytes(bytes(stored))
     (_, text), (kind, other) = in_processes(2, train)
     assert kind == "ValueError"
     assert "rank 1 of 2 refuses" in text

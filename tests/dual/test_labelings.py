@@ -71,8 +71,8 @@ def test_trajectories_are_those_of_explicit_duals(direction, capacity, seed, kin
     explicit = ExplicitDuals(truth, capacity)
     for step, rows in enumerate(schedule(problem.n, seed, 14)):
         if step % 5 == 4:
-            found = certify(training.head, training.dual, problem.everything(2), refresh=False)
-            assert found.drift < 1e-9
+            certificate = certify(training.head, training.dual, problem.everything(2), refresh=False)
+            assert certificate.drift < 1e-9
             explicit.adopt_idle_slots(storage)
         w = training.weights().numpy()
         with recorded_moves(StoredLabelings) as moves:
@@ -194,11 +194,11 @@ def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
     w = training.weights().numpy()
     certify(training.head, training.dual, problem.everything(2))
     assert torch.equal(storage.rest_mass, rest)
-    for i, held in enumerate(before):
+    for i, stored in enumerate(before):
         outputs, mass = explicit.slots(storage, i)
         now = dict(zip(outputs, mass, strict=True))
-        assert {o: m for o, m in now.items() if m > 0.0} == {o: m for o, m in held.items() if m > 0.0}
-        room = len(held) < capacity or any(m == 0.0 for m in held.values())
+        assert {o: m for o, m in now.items() if m > 0.0} == {o: m for o, m in stored.items() if m > 0.0}
+        room = len(stored) < capacity or any(m == 0.0 for m in stored.values())
         if room and not truth.tied(w, [i]):
             assert int((truth.losses[i] + truth.changes[i] @ w).argmax()) in now
     assert mass_is_1(training)

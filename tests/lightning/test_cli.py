@@ -112,32 +112,6 @@ trainer: {accelerator: cpu, max_epochs: 2, limit_train_batches: 3, limit_val_bat
     assert content["torchssvm_joint"]["weights"]
 
 
-def test_a_share_of_the_primal_as_tolerance(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "share.yaml").write_text(
-        """
-model:
-  head: {class_path: torchssvm.LinearChain, init_args: {in_features: 128, num_states: 26}}
-  lam: 1.0
-trainer:
-  accelerator: cpu
-  max_epochs: 50
-  limit_val_batches: 0
-  logger: false
-  enable_checkpointing: false
-  callbacks:
-    - class_path: torchssvm.lightning.DualityGap
-      init_args: {tolerance: {share: 0.2}}
-    - class_path: torchssvm.lightning.Report
-      init_args: {folder: report}
-"""
-    )
-    main(["fit", "--config=share.yaml"])
-    report = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert "<= tolerance 20 % of the primal" in report["stopped_because"]
-    assert 0.0 < report["gap"] <= 0.2 * report["primal"]
-
-
 RULES = """
 model:
   head: {class_path: torchssvm.LinearChain, init_args: {in_features: 128, num_states: 26}}

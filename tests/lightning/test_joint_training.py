@@ -100,8 +100,8 @@ def test_both_stages_of_one_fit(words):
     assert model.dual.cache_hits > 0
     solved = StructuredSVM(LinearChain(12, 26), 0.01, model.features)
     solved.load_state_dict(last)
-    found = certify(solved, model.dual, everything(words), refresh=False)
-    assert found.gap == pytest.approx(gap.certificate.gap, rel=1e-4)
+    certificate = certify(solved, model.dual, everything(words), refresh=False)
+    assert certificate.gap == pytest.approx(gap.certificate.gap, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -129,11 +129,11 @@ def test_the_better_of_both_heads_is_kept(words):
         model = together(joint, lam=1.0 if kept == "joint" else 0.01)
         fitting = trainer(keep, max_epochs=epochs)
         fitting.fit(model, loader(words), others())
-        held = [p.detach().clone() for p in model.head.parameters()]
+        stored = [p.detach().clone() for p in model.head.parameters()]
         choice, other = model.choice, model._stages.weights
         assert choice.kept == kept
         expected = other if kept == "joint" else keep.solved
-        assert all(torch.equal(a, b) for a, b in zip(held, expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(stored, expected, strict=True))
         assert losses(model, keep.solved) == pytest.approx(choice.solved_loss, abs=1e-9)
         assert losses(model, other) == pytest.approx(choice.joint_loss, abs=1e-9)
         assert f"the {kept} head is kept" in str(choice)
@@ -146,9 +146,9 @@ def test_without_validation_data_the_solved_head_is_kept(words):
         fitting.fit(model, loader(words), others() if options else None)
         assert model.choice is None
         assert model.dual.value() > 0.0
-        found = certify(model, model.dual, everything(words))
-        assert found.gap >= 0.0
-        assert found.drift < 1e-4
+        certificate = certify(model, model.dual, everything(words))
+        assert certificate.gap >= 0.0
+        assert certificate.drift < 1e-4
 
 
 def test_the_first_stage_is_the_plain_loop(words):
@@ -265,8 +265,8 @@ def test_callbacks_that_monitor_the_gap(words, tmp_path):
             if not pl_module.solves_head and not trainer.sanity_checking:
                 self.gaps.append(float(trainer.callback_metrics["gap"]))
                 batches = everything(words)
-                found = primal(pl_module, pl_module.structure, batches, 0.01, parameters=pl_module.head.parameters())
-                self.primals.append(found.value)
+                result = primal(pl_module, pl_module.structure, batches, 0.01, parameters=pl_module.head.parameters())
+                self.primals.append(result.value)
 
     read, gap = Read(), DualityGap(1e-9, every_n_epochs=1)
     save = ModelCheckpoint(tmp_path, monitor="gap", filename="{epoch}", save_top_k=1)
@@ -326,8 +326,8 @@ def test_resuming_within_each_stage_and_between_them(compiled, tmp_path):
     alone = fit(tmp_path / "alone", compiled=compiled)
     assert alone["history"]
     for name in ("step=006", "step=018", "end-epoch=0", "end-epoch=1", "end-epoch=3"):
-        found = fit(tmp_path / name, resume=tmp_path / "alone" / f"{name}.ckpt", compiled=compiled)
-        assert_same(found, alone, name)
+        result = fit(tmp_path / name, resume=tmp_path / "alone" / f"{name}.ckpt", compiled=compiled)
+        assert_same(result, alone, name)
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
@@ -365,11 +365,11 @@ def test_features_that_came_in_evaluation_mode_are_trained_in_training_mode(word
         features.train()
         features.norm.eval()
     model = StructuredSVM(LinearChain(12, 26), 0.01, features, joint=JointTraining(epochs=1, lr=1e-2))
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as results:
         warnings.simplefilter("always")
         trainer(max_epochs=2).fit(model, loader(words))
     assert features.seen == {(True, True, not parts)}
-    assert sum("came in evaluation mode" in str(one.message) for one in found) == (not parts)
+    assert sum("came in evaluation mode" in str(one.message) for one in results) == (not parts)
 
 
 def plain(joint, batches, epochs=2):
@@ -391,9 +391,9 @@ def test_steps_of_several_batches_of_like_length():
     for whole, size, count in (([order[:6], order[6:12]], 3, 2), ([order[:9]], 3, 4)):
         used = sum(map(len, whole))
         expected, _ = plain(sgd(), whole)
-        found, rates = plain(sgd(accumulate=count), [order[i : i + size] for i in range(0, used, size)])
+        result, rates = plain(sgd(accumulate=count), [order[i : i + size] for i in range(0, used, size)])
         assert len(rates) == 2 * used // size
-        for one, other in zip(expected, found, strict=True):
+        for one, other in zip(expected, result, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -402,7 +402,7 @@ def test_clipped_steps_and_a_warm_up():
     batches = [order[i : i + 3] for i in range(0, 9, 3)]
     sgd = functools.partial(JointTraining, epochs=2, lr=0.5, optimizer=torch.optim.SGD)
     start, _ = plain(sgd(clip=1e-9), batches)
-    found, rates = plain(sgd(clip=1e-3, warmup=0.5), batches)
+    result, rates = plain(sgd(clip=1e-3, warmup=0.5), batches)
     assert rates == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.5, 1.0 / 3, 0.5 / 3])
-    path = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(start, found, strict=True)))
+    path = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(start, result, strict=True)))
     assert 0.0 < path <= 1e-3 * sum(rates) * 1.01

@@ -251,10 +251,10 @@ def test_copies_do_not_hold_the_dual(words):
             copied = copy.deepcopy(pl_module)
             memo: dict = {}
             copy.deepcopy(pl_module, memo)
-            held = [
+            stored = [
                 value for value in memo.values() if isinstance(value, DualState | BCFW | GapBatchSampler | DataLoader)
             ]
-            sizes.append(len(held))
+            sizes.append(len(stored))
             assert copied.head is not pl_module.head
             with pytest.raises(RuntimeError):
                 _ = copied.dual
@@ -310,9 +310,9 @@ def test_other_averages(words):
     weights.load_state_dict(callback.average.state_dict())
     assert weights.count == callback.count == 20
     with weights.apply():
-        held = [p.detach().clone() for p in model.head.parameters()]
+        stored = [p.detach().clone() for p in model.head.parameters()]
     with callback.applied(model):
-        assert all(torch.equal(a, b) for a, b in zip(held, model.head.parameters(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(stored, model.head.parameters(), strict=True))
 
 
 class Own(L.LightningModule):

@@ -55,11 +55,11 @@ def test_the_trainer_does_what_the_plain_loop_does(words):
             loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
             optim.step()
         if epoch % 2 or not epoch:
-            found = certify(head, dual, everything(words))
-    assert found.primal == pytest.approx(gap.certificate.primal, abs=1e-7)
-    assert found.dual == pytest.approx(gap.certificate.dual, abs=1e-7)
+            certificate = certify(head, dual, everything(words))
+    assert certificate.primal == pytest.approx(gap.certificate.primal, abs=1e-7)
+    assert certificate.dual == pytest.approx(gap.certificate.dual, abs=1e-7)
     assert all(torch.equal(a, b) for a, b in zip(head.parameters(), model.head.parameters(), strict=True))
-    assert 0.0 < found.gap < 1.0
+    assert 0.0 < certificate.gap < 1.0
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(words, tmp_path):
@@ -91,11 +91,11 @@ def test_the_average_is_certified_within_its_bounds(words):
     lower = torch.tensor(-0.02).double()
     assert average.weights[0].min() >= lower
     assert average.weights[1].min() >= 0.0
-    found = average.certify(fitting, model)
+    certificate = average.certify(fitting, model)
     best = DualityGap(1e-3, every_n_epochs=20)
     trainer(best, max_epochs=100).fit(svm(), loader(words))
-    assert found.gap > 0.0
-    assert found.dual <= best.certificate.primal
-    assert found.primal >= best.certificate.dual
+    assert certificate.gap > 0.0
+    assert certificate.dual <= best.certificate.primal
+    assert certificate.primal >= best.certificate.dual
     with average.applied(model):
-        assert certify(model, model.dual, everything(words), refresh=False).primal == pytest.approx(found.primal)
+        assert certify(model, model.dual, everything(words), refresh=False).primal == pytest.approx(certificate.primal)

@@ -257,16 +257,16 @@ def test_odd_ways_to_run_end_with_a_certificate(options, compiled: bool | None, 
         warnings.simplefilter("ignore")
         fitting.fit(model, Words().by_gaps(), Words().everything())
     assert gap.stopped_because is not None
-    found = certify(model.head, model.dual, Words().everything())
-    assert found.gap == pytest.approx(gap.certificate.gap, abs=1e-6)
-    assert found.drift < 1e-5
+    certificate = certify(model.head, model.dual, Words().everything())
+    assert certificate.gap == pytest.approx(gap.certificate.gap, abs=1e-6)
+    assert certificate.drift < 1e-5
     assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_module_and_its_callbacks_serve_two_fits(name: str, tmp_path: Path):
     model, gap, watch = MODELS[name](), DualityGap(1e-9, every_n_epochs=2), Watch()
-    found = []
+    results = []
     for _ in range(2):
         watch.seen.clear()
         with warnings.catch_warnings():
@@ -274,10 +274,10 @@ def test_a_module_and_its_callbacks_serve_two_fits(name: str, tmp_path: Path):
             trainer(gap, watch, max_epochs=3, enable_checkpointing=False).fit(
                 model, Words().training(), Words().everything()
             )
-        found.append(([p.detach().clone() for p in model.parameters()], [dict(seen) for seen in watch.seen]))
+        results.append(([p.detach().clone() for p in model.parameters()], [dict(seen) for seen in watch.seen]))
         assert len(gap.history) == 3
-    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
-    assert found[0][1] == found[1][1]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][0], results[1][0], strict=True))
+    assert results[0][1] == results[1][1]
 
 
 @EITHER
@@ -326,7 +326,7 @@ def test_spans_of_segments_are_those_of_their_labels():
     x = torch.nn.functional.one_hot(tags.clamp(min=0), 3).float()
     batch = Batch(x, structure.from_frames(tags), torch.arange(2), torch.tensor([4, 3]))
     loader = DataLoader([batch], collate_fn=lambda batches: batches[0])
-    (found,) = trainer(SpanF1(["O", "B-X", "I-X"])).validate(model, loader, verbose=False)
-    assert found["val_f1"] == 1.0
+    (result,) = trainer(SpanF1(["O", "B-X", "I-X"])).validate(model, loader, verbose=False)
+    assert result["val_f1"] == 1.0
     with pytest.raises(ValueError, match="labels"):
         trainer(SpanF1(["O", "B-X"])).validate(model, loader, verbose=False)

@@ -76,8 +76,8 @@ def test_frozen_features_are_computed_once(words, visits):
     trainer(DualityGap(1e-9, every_n_epochs=1), max_epochs=3).fit(model, loader(words))
     assert len(words) < sum(calls) <= 16 + len(words)  # a few say how much memory all of them take
     assert sum(visits) == 3 * len(words)
-    found = certify(model, model.dual, everything(words))
-    assert found.drift < 1e-5
+    certificate = certify(model, model.dual, everything(words))
+    assert certificate.drift < 1e-5
 
 
 OBSTACLES = {

@@ -154,7 +154,7 @@ def test_features_below_are_as_they_were_after_a_fit_that_is_cut_off(cut_off: ty
     features, seen = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4)), []
     features[0].bias.requires_grad_(False)
     before = [p.requires_grad for p in features.parameters()]
-    held = copy.deepcopy(features.state_dict())
+    kept = copy.deepcopy(features.state_dict())
 
     class Cut(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
@@ -170,7 +170,7 @@ def test_features_below_are_as_they_were_after_a_fit_that_is_cut_off(cut_off: ty
         signal.signal(signal.SIGINT, handler)
     assert seen == [False]
     assert [p.requires_grad for p in features.parameters()] == before
-    assert all(torch.equal(value, held[name]) for name, value in features.state_dict().items())
+    assert all(torch.equal(value, kept[name]) for name, value in features.state_dict().items())
     trainer(1).fit(module, loader(Words()))
     assert [p.requires_grad for p in features.parameters()] == before
 

@@ -103,15 +103,15 @@ def test_every_direction_goes_on_when_features_have_moved(direction, capacity):
     problem, random = chain(7, n=6), torch.Generator().manual_seed(0)
     training = Training(problem, storage=Labelings(capacity), direction=direction, oracle=CacheOracle(0.5, 0.0))
     for _ in range(3):
-        truth, held = reference(problem), training.dual.value()
+        truth, last_value = reference(problem), training.dual.value()
         for k in range(12):
             training.step(problem.batch([k % 6, (k + 1 + k // 6) % 6]))
-            assert training.dual.value() >= held - 1e-12
-            held = training.dual.value()
-        found = certify(training.head, training.dual, problem.everything(2))
-        assert found.drift < 1e-10
-        assert found.primal == pytest.approx(truth.primal(training.weights()), abs=1e-10)
-        assert found.dual <= truth.optimum() + 2e-7 <= found.primal + 4e-7
+            assert training.dual.value() >= last_value - 1e-12
+            last_value = training.dual.value()
+        certificate = certify(training.head, training.dual, problem.everything(2))
+        assert certificate.drift < 1e-10
+        assert certificate.primal == pytest.approx(truth.primal(training.weights()), abs=1e-10)
+        assert certificate.dual <= truth.optimum() + 2e-7 <= certificate.primal + 4e-7
         if direction.needs_curvature:
             sets = training.dual.storage.sets
             own, at = (sets.known & (sets.mass > 0)).nonzero()[0].tolist()

@@ -26,19 +26,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` 
 def exact_gap(checkpoint: str, module: L.LightningModule) -> float:
     """The gap of the weights and the duals in a checkpoint of an epoch's end, by a pass of its own."""
     again = type(module)(LinearChain(3, 3), lam=0.1)
-    found: list[float] = []
+    results: list[float] = []
 
     class Certify(Callback):
         def on_train_start(self, trainer, pl_module) -> None:
             if isinstance(pl_module, FactorwiseSVM):
-                found.append(pl_module.gdmm.certify().gap)
+                results.append(pl_module.gdmm.certify().gap)
             else:
-                found.append(certify(pl_module.head, pl_module.dual, Words().everything(), refresh=False).gap)
+                results.append(certify(pl_module.head, pl_module.dual, Words().everything(), refresh=False).gap)
             trainer.should_stop = True
 
     fitting = trainer(Certify(), max_epochs=100, enable_checkpointing=False)
     fitting.fit(again, Words().training(), ckpt_path=checkpoint, weights_only=True)
-    return found[0]
+    return results[0]
 
 
 @pytest.mark.parametrize("first", [True, False])

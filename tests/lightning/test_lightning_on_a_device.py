@@ -76,12 +76,12 @@ def test_a_fit_goes_on_from_a_checkpoint_to_the_same_bits(cuda, tmp_path, loop):
 
 
 def test_joint_training_then_solves_the_head_on_the_cpu(cuda):
-    found = []
+    results = []
     for accelerator in ("cpu", "gpu"):
         gap = DualityGap(0.0, every_n_epochs=1)
         fit(accelerator, [gap, places := Places()], joint=JointTraining(epochs=1))
-        found.append((gap.certificate.primal, gap.certificate.dual))
-    assert found[1] == pytest.approx(found[0], rel=1e-3)
+        results.append((gap.certificate.primal, gap.certificate.dual))
+    assert results[1] == pytest.approx(results[0], rel=1e-3)
     assert places.seen == [("cuda", "cuda", "cuda")] * 2 + [("cuda", "cpu", "none")] * 4
 
 

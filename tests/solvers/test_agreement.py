@@ -99,15 +99,15 @@ def compiled(problem: Problem, direction, oracle) -> Interval:
     loop = CompiledBCFW(problem.head, dual, problem.everything(), direction=direction, oracle=oracle)
     for _ in range(3):
         loop.step(VISITS * problem.n // 3)
-        found = loop.certify()
-    return interval(problem, found)
+        certificate = loop.certify()
+    return interval(problem, certificate)
 
 
 def cutting_plane(problem: Problem, slack: type) -> Interval:
     method = CuttingPlane(problem.head, problem.everything(2), num_examples=problem.n, lam=problem.lam, slack=slack())
     for _ in range(VISITS):
-        found = method.step()
-    return interval(problem, found)
+        result = method.step()
+    return interval(problem, result)
 
 
 def exponentiated_gradient(problem: Problem) -> Interval:
@@ -131,27 +131,27 @@ def subgradient(problem: Problem, average: type) -> Interval:
         optimizer.step()
         mean.update()
     with mean.apply():
-        found = primal(problem.head, problem.structure, problem.everything(2), problem.lam)
-        assert found.exact
-        return Interval(-torch.inf, found.value, flat(parameters))
+        result = primal(problem.head, problem.structure, problem.everything(2), problem.lam)
+        assert result.exact
+        return Interval(-torch.inf, result.value, flat(parameters))
 
 
 def kernel(problem: Problem) -> Interval:
     svm: KernelSSVM = kernel_svm(problem, Linear())
     for rows in visits(problem.n, 2):
         svm.visit(rows)
-    found = svm.certify()
-    assert found.exact
-    return Interval(found.dual, found.primal)
+    certificate = svm.certify()
+    assert certificate.exact
+    return Interval(certificate.dual, certificate.primal)
 
 
 def path(problem: Problem) -> Interval:
     """Followed past lam; its weights are those of another lambda, and so is its certificate."""
     options = {"epsilon": 0.1, "lam_min": 0.9 * problem.lam, "max_passes": 2000, "solver": Solver(batch_size=2)}
-    found = regularization_path(problem.head, Items(problem), **options)
-    found.apply(problem.head, problem.lam)
+    result = regularization_path(problem.head, Items(problem), **options)
+    result.apply(problem.head, problem.lam)
     value = primal(problem.head, problem.structure, problem.everything(2), problem.lam).value
-    return Interval(value - found.gap(problem.lam), value, flat(problem.head.parameters()))
+    return Interval(value - result.gap(problem.lam), value, flat(problem.head.parameters()))
 
 
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
@@ -242,12 +242,12 @@ def by_turns(kind: str, name: str):
 )
 def test_every_interval_holds_the_optimum_of_the_qp(kind, name):
     truth, optimum = listed(kind)
-    found = SOLVERS[name](KINDS[kind](3, lam=0.3))
-    check(found, truth, optimum)
-    if found.dual > -torch.inf:
-        assert found.dual > 0.3 * optimum
+    result = SOLVERS[name](KINDS[kind](3, lam=0.3))
+    check(result, truth, optimum)
+    if result.dual > -torch.inf:
+        assert result.dual > 0.3 * optimum
     else:
-        assert found.primal < truth.primal(0.0 * truth.changes[0][0]), "no better than zero weights"
+        assert result.primal < truth.primal(0.0 * truth.changes[0][0]), "no better than zero weights"
 
 
 @pytest.mark.slow
@@ -262,10 +262,10 @@ def test_all_intervals_meet_on_real_words():
     def problem() -> Problem:
         return Problem(LinearChain(8, 26).double(), x, y, lengths, 0.1)
 
-    found = {
+    results = {
         name: solver(problem()) for name, solver in SOLVERS.items() if "path" not in name and "Predefined" not in name
     }
-    highest = max(found.items(), key=lambda entry: entry[1].dual)
-    lowest = min(found.items(), key=lambda entry: entry[1].primal)
+    highest = max(results.items(), key=lambda entry: entry[1].dual)
+    lowest = min(results.items(), key=lambda entry: entry[1].primal)
     assert highest[1].dual <= lowest[1].primal, f"{highest[0]} and {lowest[0]} contradict each other"
     assert highest[1].dual > lowest[1].primal / 2

@@ -47,12 +47,12 @@ def solve(run: Bounded, *, steps: int, batch_size: int = 1, gap: float = 1e-6):
     while run.dual.steps < steps:
         for rows in sampler:
             run.step(rows)
-        found = certify(run.head, run.dual, problem.everything(2), refresh=False)
-        assert found.dual <= optimum + 1e-7
-        assert found.primal >= optimum - 1e-7
-        if found.gap < gap:
-            return found, optimum, w
-    raise AssertionError(f"the gap is {found.gap} after {steps} steps")
+        certificate = certify(run.head, run.dual, problem.everything(2), refresh=False)
+        assert certificate.dual <= optimum + 1e-7
+        assert certificate.primal >= optimum - 1e-7
+        if certificate.gap < gap:
+            return certificate, optimum, w
+    raise AssertionError(f"the gap is {certificate.gap} after {steps} steps")
 
 
 TWO_CLASS_BOUNDS = [
@@ -73,9 +73,9 @@ TWO_CLASS_BOUNDS = [
 def test_two_classes_to_the_optimum(bounds, storage, batch_size, search, seed):
     problem = multiclass(seed, n=6, classes=2, features=2, lam=0.3)
     run = Bounded(problem, bounds, storage=STORAGES[storage](), line_search=search)
-    found, optimum, w = solve(run, steps=120, batch_size=batch_size)
-    assert found.primal == pytest.approx(optimum, abs=1e-6)
-    assert found.dual == pytest.approx(optimum, abs=1e-6)
+    certificate, optimum, w = solve(run, steps=120, batch_size=batch_size)
+    assert certificate.primal == pytest.approx(optimum, abs=1e-6)
+    assert certificate.dual == pytest.approx(optimum, abs=1e-6)
     np.testing.assert_allclose(run.weights().numpy(), w, atol=2e-3)  # strong convexity: |w - w*|^2 <= 2 gap / lam
     lower, upper = run.limits()
     assert ((w <= lower) | (w >= upper)).any()  # a bound binds
@@ -91,8 +91,8 @@ def test_active_sets_converge_linearly_within_bounds(direction, oracle, batch_si
     problem = chain(3, n=4, lam=lam)
     run = Bounded(problem, {"transition": (0.0, None), "emission": (None, 0.1)}, storage=Labelings())
     run.loss = BlockGap(run.dual, direction, oracle=oracle)
-    found, optimum, w = solve(run, steps=150 + 150 * batch_size, batch_size=batch_size)
-    assert found.primal == pytest.approx(optimum, abs=1e-6)
+    certificate, optimum, w = solve(run, steps=150 + 150 * batch_size, batch_size=batch_size)
+    assert certificate.primal == pytest.approx(optimum, abs=1e-6)
     np.testing.assert_allclose(run.weights().numpy(), w, atol=2e-3)
     assert optimum > reference(problem).optimum() + 1e-3
 
@@ -156,8 +156,8 @@ def test_what_holds_after_every_step(seed, kind, storage, search, sweeps, adjoin
     dual, truth = run.dual, reference(problem)
     rounding = 1e-10 if dtype == torch.float64 else 1e-4 / min(lam, 1.0)
     lower, upper = run.limits()
-    held = dual.value()
-    assert held == pytest.approx(run.explicit_dual(), abs=rounding)
+    stored = dual.value()
+    assert stored == pytest.approx(run.explicit_dual(), abs=rounding)
     for _ in range(16):
         action = int(torch.randint(0, 10, (), generator=random))
         rows = torch.randint(0, problem.n, (int(torch.randint(1, 5, (), generator=random)),), generator=random).tolist()
@@ -171,22 +171,22 @@ def test_what_holds_after_every_step(seed, kind, storage, search, sweeps, adjoin
             run.optim.step()
         elif action == 1:
             primal = truth.primal(run.weights())
-            found = certify(run.head, dual, problem.everything(2), refresh=bool(rows[0] % 2))
-            assert found.primal == pytest.approx(primal, abs=rounding)
-            assert found.dual == pytest.approx(run.explicit_dual(), abs=rounding)
-            assert found.gap >= -rounding
-            assert found.gap == pytest.approx(float(dual.gap_estimates.sum()), abs=rounding)  # P - D = sum of g_i
-            assert found.drift <= 100 * rounding
+            certificate = certify(run.head, dual, problem.everything(2), refresh=bool(rows[0] % 2))
+            assert certificate.primal == pytest.approx(primal, abs=rounding)
+            assert certificate.dual == pytest.approx(run.explicit_dual(), abs=rounding)
+            assert certificate.gap >= -rounding
+            assert certificate.gap == pytest.approx(float(dual.gap_estimates.sum()), abs=rounding)  # P - D = sum of g_i
+            assert certificate.drift <= 100 * rounding
         else:
             assert run.step(rows) >= -rounding
         w, v = run.weights().double().numpy(), run.unclipped().double().numpy()
         tiny = 1e-7 if dtype == torch.float32 else 0.0  # the bounds are rounded too
         np.testing.assert_allclose(w, np.clip(v, lower, upper), rtol=tiny, atol=tiny)
         now = dual.value()
-        assert now >= held - rounding * (1 + abs(held)), f"the dual fell from {held} to {now}"
+        assert now >= stored - rounding * (1 + abs(stored)), f"the dual fell from {stored} to {now}"
         assert now == pytest.approx(run.explicit_dual(), abs=rounding)
         assert truth.primal(w) - now >= -rounding
-        held = now
+        stored = now
     if dual.recomputed is None:
         np.testing.assert_allclose(v, run.recomputed(), rtol=100 * rounding, atol=100 * rounding)
 
@@ -229,14 +229,14 @@ def test_a_refresh_goes_to_v():
     run = Bounded(problem, {"weight": (-0.2, 0.3)})
     for k in range(200):
         run.step([k % problem.n])
-    found = certify(run.head, run.dual, problem.everything())
-    assert 0 < found.drift < 1e-4
+    certificate = certify(run.head, run.dual, problem.everything())
+    assert 0 < certificate.drift < 1e-4
     np.testing.assert_allclose(flat(run.dual.recomputed).double().numpy(), run.recomputed(), rtol=1e-6, atol=1e-6)
     assert (flat(run.dual.recomputed) > 0.3).any()  # v, not w
     before = run.dual.objective(float(run.dual.loss.sum()), run.dual.recomputed)
     run.step([0, 1])
     assert run.dual.value() >= before - 1e-5
-    assert certify(run.head, run.dual, problem.everything()).drift < found.drift
+    assert certify(run.head, run.dual, problem.everything()).drift < certificate.drift
 
 
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
@@ -353,10 +353,10 @@ def test_bounds_that_make_no_sense(options, error, words):
 )
 def test_a_trained_dual_keeps_its_bounds(before, after):
     run = Bounded(multiclass(1), before).run([[0], [1, 2]])
-    held = run.snapshot()
+    kept = run.snapshot()
     with pytest.raises(ValueError, match="other bounds"):
         BCFW(groups_of(run.head, after), run.dual)
-    assert_same(run.snapshot(), held)
+    assert_same(run.snapshot(), kept)
     run.step([0])
 
 

@@ -203,12 +203,12 @@ NEGATIVE = {"loss": lambda *a: -RIGHT.loss(*a), "loss_potentials": loss_potentia
 )
 def test_wrong_structures_are_found(methods, names, words):
     head, _, batch = label_sets()
-    found = problems_of(check(head, type("Wrong", (LabelSets,), methods)(4, 2), batch))
+    result = problems_of(check(head, type("Wrong", (LabelSets,), methods)(4, 2), batch))
     for name in names:
-        assert words in found[name]
-    assert LINEAR not in found
+        assert words in result[name]
+    assert LINEAR not in result
     if names == {AUGMENTED} or methods is NEGATIVE or names == {DELTA}:
-        assert ARGMAX not in found
+        assert ARGMAX not in result
 
 
 class Misses(Chain):
@@ -224,17 +224,17 @@ class Misses(Chain):
 def test_an_oracle_that_misses_outputs_falls_behind_the_targets():
     x, labels = torch.randn(6, 4, 5), torch.randint(0, 3, (6, 4))
     head = LinearChain(5, 3, structure=Misses(3))
-    found = problems_of(check(head, head.structure, Batch(x, labels, torch.arange(6))))
-    assert "another output has" in found[ARGMAX]
+    result = problems_of(check(head, head.structure, Batch(x, labels, torch.arange(6))))
+    assert "another output has" in result[ARGMAX]
 
 
 class ReadsPadding(Chain):
     """Forgets the lengths when it decodes, and crops afterwards."""
 
     def argmax(self, potentials):
-        found = super().argmax(Potentials(potentials.tensors))
-        real = torch.arange(found.labeling.shape[1]) < potentials.lengths.unsqueeze(1)
-        return Decoding(found.labeling.masked_fill(~real, -1))
+        decoded = super().argmax(Potentials(potentials.tensors))
+        real = torch.arange(decoded.labeling.shape[1]) < potentials.lengths.unsqueeze(1)
+        return Decoding(decoded.labeling.masked_fill(~real, -1))
 
 
 class PartsInThePadding(Chain):
@@ -247,8 +247,8 @@ class PartsInThePadding(Chain):
 def test_reading_the_padding_is_found(kind):
     problem = chain(0, n=30)
     assert int(problem.lengths.min()) < int(problem.lengths.max())
-    found = problems_of(check(problem.head, kind(2), problem.batch(range(30))))
-    assert PADDING in found
+    result = problems_of(check(problem.head, kind(2), problem.batch(range(30))))
+    assert PADDING in result
 
 
 def test_targets_that_do_not_fit_are_found():

@@ -80,11 +80,11 @@ EVERYTHING = [loop_of_torch, compiled, gdmm, kernel, path]
 
 
 def states(objects: dict[str, Any]) -> dict[str, Any]:
-    found = copy.deepcopy({name: value.state_dict() for name, value in objects.items()})
-    for state in found.values():
+    result = copy.deepcopy({name: value.state_dict() for name, value in objects.items()})
+    for state in result.values():
         if "path" in state and state["path"] is not None:  # wall-clock seconds
             del state["path"]["columns"]["seconds"], state["path"]["seal"]
-    return {name: dict(state) for name, state in found.items()}
+    return {name: dict(state) for name, state in result.items()}
 
 
 @pytest.mark.parametrize("make", EVERYTHING, ids=lambda make: make.__name__)
@@ -209,9 +209,9 @@ def test_names_that_do_not_fit(given, error, argument, tmp_path):
     save_checkpoint(file, head=head, other=other, epoch=3)
     with pytest.raises(error, match=argument):
         load_checkpoint(file, **given(head))
-    held = other.weight.clone()
+    before = other.weight.clone()
     assert load_checkpoint(file, head=head, other=None) == {"epoch": 3}
-    assert torch.equal(other.weight, held)
+    assert torch.equal(other.weight, before)
 
 
 def test_what_belongs_to_a_dual_is_not_saved_without_it(tmp_path):
@@ -236,14 +236,14 @@ def test_what_could_not_be_loaded_is_not_saved(value, tmp_path):
     with pytest.raises(ValueError, match=r"\['wrong'\] cannot be loaded without running code"):
         save_checkpoint(file, head=head, wrong=value, epoch=2)
     assert file.read_bytes() == content
-    assert [found.name for found in tmp_path.iterdir()] == ["run.pt"]
+    assert [results.name for results in tmp_path.iterdir()] == ["run.pt"]
 
 
 def test_the_one_before_is_kept_and_nothing_else(tmp_path):
     file, head = tmp_path / "deep" / "run.pt", nn.Linear(1, 1)
     for epoch in range(4):
         save_checkpoint(file, head=head, epoch=epoch)
-    assert sorted(found.name for found in file.parent.iterdir()) == ["run.pt", "run.pt.previous"]
+    assert sorted(results.name for results in file.parent.iterdir()) == ["run.pt", "run.pt.previous"]
     assert load_checkpoint(file, head=head) == {"epoch": 3}
     assert load_checkpoint(previous(file), head=head) == {"epoch": 2}
 
@@ -339,7 +339,7 @@ def test_leftovers_of_killed_saves_go_with_the_next_one(tmp_path):
     for name in ours + others:
         (tmp_path / name).write_bytes(b"x")
     save_checkpoint(file, head=head)
-    assert {found.name for found in tmp_path.iterdir()} == {"run.pt", *others}
+    assert {results.name for results in tmp_path.iterdir()} == {"run.pt", *others}
 
 
 def test_without_hard_links_the_one_before_is_copied(tmp_path, monkeypatch):
@@ -408,7 +408,7 @@ def test_a_process_killed_while_it_saves_loses_nothing(tmp_path):
         with open(read, "rb") as pipe:
             told += pipe.read()
         told_last = int.from_bytes(told[-4:], "big")
-        in_the_middle += any(found.name.endswith(".partial") for found in tmp_path.iterdir())
+        in_the_middle += any(results.name.endswith(".partial") for results in tmp_path.iterdir())
         values = load_checkpoint(file, head=head)
         assert values["number"] in (told_last, told_last + 1)  # killed after the rename and before it told
         assert torch.equal(values["data"], content_of(values["number"]))
@@ -416,4 +416,4 @@ def test_a_process_killed_while_it_saves_loses_nothing(tmp_path):
     assert done >= kills
     assert in_the_middle > kills // 5
     save_checkpoint(file, head=head, number=0, data=content_of(0))
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["a.pt", "a.pt.previous"]
+    assert sorted(results.name for results in tmp_path.iterdir()) == ["a.pt", "a.pt.previous"]

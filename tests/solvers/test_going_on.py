@@ -141,8 +141,8 @@ def test_a_run_that_went_on_resumes_bit_for_bit():
     trainers[0].step()
     trainers[1].dual.load_state_dict(trainers[0].dual.state_dict())
     trainers[1].load_state_dict(trainers[0].state_dict())
-    found = [trainer.solve(Relative(0.01), progress=False) for trainer in trainers]
-    assert found[0] == found[1]
+    results = [trainer.solve(Relative(0.01), progress=False) for trainer in trainers]
+    assert results[0] == results[1]
     for one, other in zip(trainers[0].head.parameters(), trainers[1].head.parameters(), strict=True):
         assert torch.equal(one, other)
 

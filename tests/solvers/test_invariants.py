@@ -56,8 +56,8 @@ def test_thousands_of_steps(seed, kind, storage, sweeps, adjoint, dtype):
     dual, random = training.dual, rng(seed + 1)
     rounding = 1e-10 if dtype == torch.float64 else 1e-4
     worst = reference(problem).losses
-    held = dual.value()
-    assert held == 0.0
+    stored = dual.value()
+    assert stored == 0.0
     steps = 0
     while steps < STEPS:
         action = int(torch.randint(0, 12, (), generator=random))
@@ -78,19 +78,21 @@ def test_thousands_of_steps(seed, kind, storage, sweeps, adjoint, dtype):
         elif action == 3:
             refresh = bool(torch.rand((), generator=random) < 0.5)
             w, value = recomputed(training)
-            found = certify(training.head, dual, problem.everything(2), refresh=refresh)
-            assert found.primal - found.dual == found.gap
-            assert found.gap >= -rounding
-            assert found.gap == pytest.approx(float(dual.gap_estimates.sum()), abs=10 * rounding, rel=10 * rounding)
-            assert found.dual == pytest.approx(value, abs=rounding)
-            assert found.drift <= 100 * rounding
+            certificate = certify(training.head, dual, problem.everything(2), refresh=refresh)
+            assert certificate.primal - certificate.dual == certificate.gap
+            assert certificate.gap >= -rounding
+            assert certificate.gap == pytest.approx(
+                float(dual.gap_estimates.sum()), abs=10 * rounding, rel=10 * rounding
+            )
+            assert certificate.dual == pytest.approx(value, abs=rounding)
+            assert certificate.drift <= 100 * rounding
         else:
             value = training.step(rows)
             assert value >= -rounding
         steps += dual.steps > 0
         now = dual.value()
-        assert now >= held - rounding * (1 + abs(held)), f"step {steps}: the dual fell from {held} to {now}"
-        held = now
+        assert now >= stored - rounding * (1 + abs(stored)), f"step {steps}: the dual fell from {stored} to {now}"
+        stored = now
         assert bool((dual.gap_estimates >= 0).all())
         for i, losses in enumerate(worst):
             assert -rounding <= float(dual.loss[i]) * problem.n <= losses.max() + rounding
@@ -156,7 +158,7 @@ def test_calls_without_a_backward_pass_leave_no_trace(storage, kind, before):
     problem = PROBLEMS[kind](1)
     training = problem.train(storage=storage()).run([[k % problem.n] for k in range(before)])
     training.optim.zero_grad()
-    held = copy.deepcopy(training.optim.state_dict())
+    kept = copy.deepcopy(training.optim.state_dict())
     batch = problem.batch([1, 0, 1])
     values = []
     with torch.no_grad():
@@ -169,7 +171,7 @@ def test_calls_without_a_backward_pass_leave_no_trace(storage, kind, before):
     StructuredHinge(problem.structure)(apply_head(training.head, batch), batch.y)
     assert not training.dual.mailbox.waiting
     assert all(p.grad is None for p in training.dual.parameters)
-    assert_same(training.optim.state_dict(), held)
+    assert_same(training.optim.state_dict(), kept)
     assert len({float(value) for value in values}) == 1
     assert not values[0].requires_grad
 
@@ -177,7 +179,7 @@ def test_calls_without_a_backward_pass_leave_no_trace(storage, kind, before):
 @pytest.mark.parametrize("storage", [MeanParts, Weights])
 def test_zero_grad_discards_the_step(storage):
     training = chain(1).train(storage=storage()).run([[0], [1, 2]])
-    held = copy.deepcopy(training.optim.state_dict())
+    before = copy.deepcopy(training.optim.state_dict())
     training.optim.zero_grad()
     training.backward([3])
     assert training.dual.mailbox.waiting
@@ -186,9 +188,9 @@ def test_zero_grad_discards_the_step(storage):
     with pytest.raises(RuntimeError, match="has no proposal"):
         training.optim.step()
     after = training.optim.state_dict()
-    assert after["dual"].pop("visits") == held["dual"].pop("visits") + 1  # the batch was given up
-    assert after["dual"].pop("seal") != held["dual"].pop("seal")
-    assert_same(after, held)
+    assert after["dual"].pop("visits") == before["dual"].pop("visits") + 1  # the batch was given up
+    assert after["dual"].pop("seal") != before["dual"].pop("seal")
+    assert_same(after, before)
     training.step([3])
 
 

@@ -61,7 +61,7 @@ def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sw
     training.backward(rows)
     (proposal,) = training.dual.mailbox.waiting
     parameters = training.dual.parameters
-    held = [p.detach().clone() for p in parameters]
+    stored = [p.detach().clone() for p in parameters]
     if storage is Weights:  # the block's own part of Delta_i is a vector of weights there
         blocks = [b[batch.index] for b in training.dual.storage.state_dict()["blocks"]]
 
@@ -77,18 +77,18 @@ def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sw
                     total += training.dual.lam * float(proposal.gammas @ (block * p).flatten(1).sum(1))
             return total
 
-    found = gradient(training)
+    result = gradient(training)
     random = rng(seed)
     for _ in range(3):
         directions = [torch.randn(p.shape, generator=random, dtype=p.dtype) for p in parameters]
         values = []
         for sign in (1, -1):
             with torch.no_grad():
-                for p, h, d in zip(parameters, held, directions, strict=True):
+                for p, h, d in zip(parameters, stored, directions, strict=True):
                     p.copy_(h + sign * d)
             values.append(value())
-        assert (values[0] - values[1]) / 2 == pytest.approx(float(found @ flat(directions)), abs=1e-10)
-    assert found.abs().max() > 0
+        assert (values[0] - values[1]) / 2 == pytest.approx(float(result @ flat(directions)), abs=1e-10)
+    assert result.abs().max() > 0
 
 
 @pytest.mark.parametrize("adjoint", [True, False])
@@ -161,9 +161,9 @@ def test_the_gradient_of_the_hinge(seed, kind):
     batch = problem.batch(rows)
     x = batch.x.clone().requires_grad_()
     hinge(apply_head(problem.head, batch.replace(x=x)), batch.y).backward()
-    found = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
+    result = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
     best = [truth.changes[i][(truth.losses[i] + truth.changes[i] @ w).argmax()] for i in rows]
-    assert found == pytest.approx(sum(best) / len(rows), abs=1e-10)
+    assert result == pytest.approx(sum(best) / len(rows), abs=1e-10)
     direction = torch.randn(x.shape, generator=rng(seed), dtype=torch.float64)
     values = []
     for sign in (1, -1):

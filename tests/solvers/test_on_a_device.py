@@ -60,15 +60,15 @@ def test_a_run_goes_on_to_the_same_bits(cuda):
 @pytest.mark.parametrize("kind", [*KINDS, *ARCS])
 def test_a_run_of_every_kind_is_that_of_the_cpu(kind, cuda):
     """And has the same bits twice; the steps of eight examples in batches of four."""
-    rows, found = [[0, 1, 2, 3], [4, 5, 6, 7]] * 3, []
+    rows, results = [[0, 1, 2, 3], [4, 5, 6, 7]] * 3, []
     for device in (torch.device("cpu"), cuda, cuda):
         problem = (KINDS | ARCS)[kind]()
         problem.head.to(device)
         training = problem.train()
         for some in rows:
             training.step(to_device(problem.batch(some), device))
-        found.append((training, certify(training.head, training.dual, problem.everything(4))))
-    (_, here), (one, there), (other, _) = found
+        results.append((training, certify(training.head, training.dual, problem.everything(4))))
+    (_, here), (one, there), (other, _) = results
     assert there.primal == pytest.approx(here.primal, rel=1e-10)
     assert there.dual == pytest.approx(here.dual, rel=1e-10)
     assert same_bits(one, other)
@@ -91,10 +91,10 @@ def test_tf32_changes_nothing(cuda):
     (expected, a), before = run(), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        found, b = run()
+        result, b = run()
     finally:
         torch.set_float32_matmul_precision(before)
-    assert same_bits(found, expected)
+    assert same_bits(result, expected)
     assert (a.primal, a.dual) == (b.primal, b.dual)
 
 
@@ -150,10 +150,10 @@ def test_solve_trains_any_head_on_features_anywhere(cuda, capsys, x_there, head_
         data = PaddedDataset(data.x.to(cuda) if x_there else data.x, data.y)
         head = LinearChain(4, 2).to(cuda if head_there else "cpu")
         kept, seen = [id(p) for p in head.parameters()], []
-        found = solve(head, data, lam=0.3, tolerance=Relative(0.2), on_check=lambda _: seen.append(places(head)))
+        certificate = solve(head, data, lam=0.3, tolerance=Relative(0.2), on_check=lambda _: seen.append(places(head)))
         assert kept == [id(p) for p in head.parameters()]
         assert {place for each in seen for place in each} == places(head) == {"cuda" if head_there else "cpu"}
-        return [p.detach().cpu() for p in head.parameters()], (found.primal, found.dual, found.passes)
+        return [p.detach().cpu() for p in head.parameters()], (certificate.primal, certificate.dual, certificate.passes)
 
     (weights, figures), (expected, others) = trained(x_there, head_there), trained(False, False)
     assert all(map(torch.equal, weights, expected))
@@ -186,12 +186,12 @@ def test_choosing_lam_scores_the_head_where_it_was(cuda):
 
 def test_frozen_features_are_computed_on_their_device(cuda):
     network = torch.nn.Linear(4, 3).to(cuda)
-    held = PrecomputedFeatures(words(), network, device=cuda)
-    assert held.x.device.type == "cuda"
-    assert held.y.device.type == "cpu"
-    batch = held.__getitems__([4, 1])
+    stored = PrecomputedFeatures(words(), network, device=cuda)
+    assert stored.x.device.type == "cuda"
+    assert stored.y.device.type == "cpu"
+    batch = stored.__getitems__([4, 1])
     assert torch.equal(batch.x.cpu(), PrecomputedFeatures(words(), network).x[[4, 1]])
-    assert solve(LinearChain(3, 2), held, lam=0.3, tolerance=Relative(0.5), progress=False).exact
+    assert solve(LinearChain(3, 2), stored, lam=0.3, tolerance=Relative(0.5), progress=False).exact
 
 
 @pytest.mark.slow

@@ -154,8 +154,8 @@ def test_padding_does_not_count_and_the_node_0_does():
 def test_nothing_given_is_not_0_and_signs_count():
     target = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2)
     given = [None, *(torch.tensor([number]) for number in (0, 0.5, -0.5, -1, -2, 2))]
-    found = {int(digest_examples(target, DecisionPotentials(torch.zeros(1, 2), given=each))) for each in given}
-    assert len(found) == len(given)
+    results = {int(digest_examples(target, DecisionPotentials(torch.zeros(1, 2), given=each))) for each in given}
+    assert len(results) == len(given)
 
 
 def trained_chain():

@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 from cases.problems import PROBLEMS, WithoutAdjoint, assert_same, chain, multiclass, refused
-from torch import nn
 
 from torchssvm import (
     BCFW,
@@ -175,10 +174,10 @@ def test_only_the_weights_of_the_dual_are_certified(storage):
     problem = chain(3, n=6)
     training = problem.train(storage=storage()).run(ROWS)
     head, everything = training.head, problem.everything(2)
-    found = certify(head, training.dual, everything, refresh=False)
+    certificate = certify(head, training.dual, everything, refresh=False)
     for alike in (copy.deepcopy(head), head.forward, lambda x, lengths: head(x, lengths)):
         again = certify(alike, training.dual, everything, refresh=False)
-        assert (again.primal, again.dual) == (found.primal, found.dual)
+        assert (again.primal, again.dual) == (certificate.primal, certificate.dual)
     other = copy.deepcopy(head)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -204,21 +203,6 @@ def both(a, b):
     return type(a)({name: a[name] + b[name] for name in a.tensors}, a.lengths, ragged=a.ragged)
 
 
-def test_a_copy_of_features_and_head_is_certified_as_they_are():
-    problem = multiclass(3, n=6)
-    head = nn.Sequential(nn.Linear(problem.x.shape[1], 4).double(), LinearMulticlass(4, 3).double())
-    head[0].requires_grad_(False)
-    dual = DualState.for_head(head[1], 6, 0.1)
-    loss, optim = BlockGap(dual), BCFW(head[1].parameters(), dual)
-    batch = problem.batch(range(6))
-    for _ in range(5):
-        optim.zero_grad()
-        loss(head(batch.x), batch.y, batch.index).backward()
-        optim.step()
-    found, again = (certify(model, dual, [batch], refresh=False) for model in (head, copy.deepcopy(head)))
-    assert (again.primal, again.dual) == (found.primal, found.dual)
-
-
 OUT_OF_RANGE = [(1e-300, "float32"), (1e-45, "float32"), (1e39, "float32"), (1e-310, "float64"), (1e308, "float64")]
 
 
@@ -240,8 +224,8 @@ def test_a_lam_out_of_range_is_refused(lam, dtype):
 def test_a_lam_within_range_certifies_finite_numbers(lam, dtype):
     problem = multiclass(0, n=5, features=2, lam=lam, dtype=dtype)
     training = problem.train().run([range(5)] * 20)
-    found = certify(training.head, training.dual, problem.everything())
-    assert 0.0 <= found.dual <= found.primal < float("inf")
+    certificate = certify(training.head, training.dual, problem.everything())
+    assert 0.0 <= certificate.dual <= certificate.primal < float("inf")
 
 
 class OneOfThree(Structure):
@@ -283,11 +267,11 @@ def train_one_of_three(relaxed, steps=60):
 
 def test_a_certificate_says_that_it_is_of_the_relaxation():
     """The dual of a relaxation may lie above the optimum, which is what the certificate must tell."""
-    found = {}
+    results = {}
     for relaxed in (True, False):
         head, dual, _, batch = train_one_of_three(relaxed)
-        found[relaxed] = certify(head, dual, [batch])
-    loose, exact = found[True], found[False]
+        results[relaxed] = certify(head, dual, [batch])
+    loose, exact = results[True], results[False]
     assert loose.dual > exact.primal + 1e-3  # else the test shows nothing
     assert (loose.relaxed, loose.exact) == (True, False)
     assert (exact.relaxed, exact.exact) == (False, True)
@@ -349,10 +333,10 @@ def test_a_kernel_model_refuses_the_state_of_other_costs():
 def test_targets_of_another_width_than_the_tokens_are_the_same_in_every_batch():
     costs, labels = torch.tensor([[0.5, 1.0, 0.0, 2.0]]), torch.tensor([[1, 2, 1]])
     lengths = torch.tensor([3])
-    found = digest_targets((labels, costs), lengths)
+    result = digest_targets((labels, costs), lengths)
     for more in range(4):
         wide = torch.nn.functional.pad(labels, (0, more), value=-1)
-        assert torch.equal(digest_targets((wide, costs), lengths), found)
+        assert torch.equal(digest_targets((wide, costs), lengths), result)
 
 
 def test_the_losses_of_blocks_may_round_at_every_move():

@@ -28,27 +28,27 @@ def test_against_brute_force(seed, kind, size):
     problem = PROBLEMS[kind](seed)
     randomise(problem.head, seed)
     truth, w = reference(problem), flat(problem.head.parameters())
-    found = primal(problem.head, problem.structure, problem.everything(size), problem.lam)
-    assert found.value == found.bound == pytest.approx(truth.primal(w), abs=1e-11)
-    assert found.hinge == pytest.approx(truth.hinges(w).mean(), abs=1e-11)
-    assert found.exact
-    assert found.oracle_calls == problem.n
-    assert found.seconds > 0.0
-    assert found.lam == problem.lam
-    assert str(found) == f"primal {found.value:.6g}"
+    result = primal(problem.head, problem.structure, problem.everything(size), problem.lam)
+    assert result.value == result.bound == pytest.approx(truth.primal(w), abs=1e-11)
+    assert result.hinge == pytest.approx(truth.hinges(w).mean(), abs=1e-11)
+    assert result.exact
+    assert result.oracle_calls == problem.n
+    assert result.seconds > 0.0
+    assert result.lam == problem.lam
+    assert str(result) == f"primal {result.value:.6g}"
     lam = np.float32(problem.lam)
-    found = primal(problem.head, problem.structure, problem.everything(size), lam)
-    assert type(found.lam) is float
-    assert found.lam == float(lam)
+    result = primal(problem.head, problem.structure, problem.everything(size), lam)
+    assert type(result.lam) is float
+    assert result.lam == float(lam)
 
 
 def test_it_agrees_with_the_certificate_and_changes_nothing():
     problem = chain(2)
     training = problem.train().run([[0, 1], [2], [3, 4]])
     before = training.snapshot()
-    found = primal(training.head, problem.structure, problem.everything(2), problem.lam)
+    result = primal(training.head, problem.structure, problem.everything(2), problem.lam)
     assert_same(training.snapshot(), before)
-    assert found.value == certify(training.head, training.dual, problem.everything(2)).primal
+    assert result.value == certify(training.head, training.dual, problem.everything(2)).primal
 
 
 def test_float32_is_summed_in_float64():
@@ -57,21 +57,21 @@ def test_float32_is_summed_in_float64():
         with torch.no_grad():
             p.copy_(torch.randn(p.shape, generator=rng(1)))
             q.copy_(p)
-    found = primal(problem.head, problem.structure, problem.everything(2), problem.lam)
+    result = primal(problem.head, problem.structure, problem.everything(2), problem.lam)
     expected = primal(wide.head, wide.structure, wide.everything(2), wide.lam)
-    assert found.value == pytest.approx(expected.value, rel=1e-6)
+    assert result.value == pytest.approx(expected.value, rel=1e-6)
 
 
 def test_an_approximate_oracle_brackets_the_primal():
     head, exact, batch = label_sets(1)
     randomise(head)
     truth = primal(head, exact, [batch], 0.2)
-    found = primal(head, Approximate(4, 2), [batch], 0.2)
+    result = primal(head, Approximate(4, 2), [batch], 0.2)
     assert truth.exact
-    assert not found.exact
-    assert found.value <= truth.value + 1e-12
-    assert found.bound == pytest.approx(truth.value + Approximate.slack, abs=1e-11)
-    assert str(found) == f"primal between {found.value:.6g} and {found.bound:.6g} (approximate oracle)"
+    assert not result.exact
+    assert result.value <= truth.value + 1e-12
+    assert result.bound == pytest.approx(truth.value + Approximate.slack, abs=1e-11)
+    assert str(result) == f"primal between {result.value:.6g} and {result.bound:.6g} (approximate oracle)"
     scores = batch.x @ head.weight.detach().T
     listed = [exact.loss(y, batch.y) + (scores * (y - batch.y)).sum(1) for y in exact.enumerate(as_potentials(scores))]
     squared = float(head.weight.detach().square().sum())
@@ -83,18 +83,18 @@ def test_features_below_the_head_are_not_regularised_when_parameters_say_so():
     randomise(head)
     features = nn.Linear(3, 3).double()
     model = nn.Sequential(features, head)
-    found = primal(model, structure, [batch], 0.2, parameters=head.parameters())
-    assert found == primal_of(head, structure, batch.replace(x=features(batch.x).detach()), found)
+    result = primal(model, structure, [batch], 0.2, parameters=head.parameters())
+    assert result == primal_of(head, structure, batch.replace(x=features(batch.x).detach()), result)
     everything = primal(model, structure, [batch], 0.2)
     squared = sum(float(p.detach().square().sum()) for p in features.parameters())
-    assert everything.value == pytest.approx(found.value + 0.1 * squared)
+    assert everything.value == pytest.approx(result.value + 0.1 * squared)
     with pytest.raises(ValueError, match="parameters"):
         primal(lambda x: model(x), structure, [batch], 0.2)
 
 
 def primal_of(head, structure, batch, other):
-    found = primal(head, structure, [batch], 0.2)
-    return type(found)(**{**vars(found), "seconds": other.seconds})
+    result = primal(head, structure, [batch], 0.2)
+    return type(result)(**{**vars(result), "seconds": other.seconds})
 
 
 @pytest.mark.parametrize(

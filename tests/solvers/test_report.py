@@ -87,14 +87,14 @@ def test_evaluate_counts_what_is_wrong():
     head = LinearChain(2, 2)
     with torch.no_grad():
         head.emission.copy_(torch.eye(2))
-    found = evaluate(head, head.structure, [batch], "cpu")
+    result = evaluate(head, head.structure, [batch], "cpu")
     loss = pytest.approx(2 / 3)
-    assert found == Evaluation(loss=loss, token_error=0.5, example_error=1.0, num_examples=2, num_tokens=4)
+    assert result == Evaluation(loss=loss, token_error=0.5, example_error=1.0, num_examples=2, num_tokens=4)
     unscaled = Chain(2, normalize=False)
     assert evaluate(head, unscaled, [batch, batch]).loss == pytest.approx(1.0)
     weighted = batch.replace(y=WeightedLabels(y, torch.tensor([[2.0, 9.0, 9.0], [0.0, 4.0, 0.0]])))
-    found = evaluate(head, unscaled, [weighted])
-    assert (found.loss, found.token_error) == (3.0, 0.5)
+    result = evaluate(head, unscaled, [weighted])
+    assert (result.loss, result.token_error) == (3.0, 0.5)
 
 
 class Noisy(nn.Module):
@@ -112,8 +112,8 @@ class Noisy(nn.Module):
 def test_evaluate_leaves_modes_and_gradients_alone():
     model = Noisy()
     batch = Batch(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4))
-    found = evaluate(model, Multiclass(2), [batch])
-    assert (found.token_error, found.example_error, found.num_examples) == (0.5, 0.5, 4)
+    result = evaluate(model, Multiclass(2), [batch])
+    assert (result.token_error, result.example_error, result.num_examples) == (0.5, 0.5, 4)
     assert (model.training, model.dropout.training, model.head.training) == (True, True, False)
     with pytest.raises(ValueError, match="batches are empty"):
         evaluate(model, Multiclass(2), [])
@@ -130,10 +130,10 @@ def test_errors_are_counted_for_integers_by_position_only():
 def test_a_report_of_a_relaxation_claims_no_gap_of_the_problem():
     pytest.importorskip("matplotlib")
     loose = replace(certificate(), exact=False, relaxed=True)
-    found = RunReport("t", [Entry(loose, 1.0)], num_weights=1, stopped_because="s")
-    for place in (content := found.to_dict()), content["history"][0]:
+    result = RunReport("t", [Entry(loose, 1.0)], num_weights=1, stopped_because="s")
+    for place in (content := result.to_dict()), content["history"][0]:
         assert (place["primal"], place["dual"], place["gap"]) == (0.7, None, None)
         assert (place["relaxed_primal"], place["relaxed_dual"], place["relaxed_gap"]) == (0.7, 0.7 - 0.5, 0.5)
-    assert "the oracle answers for a relaxation" in found.table()
-    below = found.figure().subfigs[0].axes[2].get_lines()
+    assert "the oracle answers for a relaxation" in result.table()
+    below = result.figure().subfigs[0].axes[2].get_lines()
     assert [line.get_label() for line in below if not math.isnan(line.get_ydata()[0])] == ["of the relaxation"]

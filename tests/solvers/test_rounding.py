@@ -57,20 +57,9 @@ def test_the_primal_of_a_small_lambda(kind, compiled, n):
         head, data = separable(seed, kind, n)
         lam = 1e-8
         trainer = make_trainer(head, data, lam, solver=Solver(compiled=compiled, storage=storage), progress=False)
-        found = trainer.solve(Relative(1e-3), max_passes=40, progress=False)
-        assert found.primal == pytest.approx(in_float64(head, data, lam), rel=1e-6)
-        assert found.primal - found.dual == found.gap >= 0.0
-
-
-def test_a_frozen_network_below_the_head():
-    head, data = separable(3, "classes", 10)
-    model = nn.Sequential(nn.Linear(3, 3), head).requires_grad_(False)
-    with torch.no_grad():
-        model[0].weight.copy_(torch.eye(3) * 100.0)
-        head.weight.normal_(generator=rng(0))
-    features = PaddedDataset(model[0](data.x), data.y)
-    found = primal(model, head.structure, in_order(data), 1e-8, parameters=head.parameters()).value
-    assert found == pytest.approx(in_float64(head, features, 1e-8), rel=1e-12)
+        certificate = trainer.solve(Relative(1e-3), max_passes=40, progress=False)
+        assert certificate.primal == pytest.approx(in_float64(head, data, lam), rel=1e-6)
+        assert certificate.primal - certificate.dual == certificate.gap >= 0.0
 
 
 def test_a_long_chain():
@@ -85,10 +74,10 @@ def test_a_long_chain():
 
 class Rounded(PairwiseGraph):
     def examine(self, labeling, target, potentials):
-        found = super().examine(labeling, target, potentials)
-        found.score = torch.full_like(found.score, -1e-17)
-        found.loss = torch.zeros_like(found.loss)
-        return found
+        result = super().examine(labeling, target, potentials)
+        result.score = torch.full_like(result.score, -1e-17)
+        result.loss = torch.zeros_like(result.loss)
+        return result
 
 
 def test_a_hinge_that_rounding_makes_negative_is_zero():
@@ -124,8 +113,8 @@ def test_the_potentials_are_those_of_the_call_that_was_made(how):
     if how == "hook":
         head.register_forward_pre_hook(lambda module, args: (1.003 * args[0],))
     model = Doubled(head) if how == "wrapped" else head
-    found = primal(model, head.structure, in_order(data), 1e-9, parameters=head.parameters())
-    assert found.hinge == pytest.approx(primal(scaled, head.structure, in_order(data), 1e-9).hinge, rel=1e-7)
+    result = primal(model, head.structure, in_order(data), 1e-9, parameters=head.parameters())
+    assert result.hinge == pytest.approx(primal(scaled, head.structure, in_order(data), 1e-9).hinge, rel=1e-7)
 
 
 def dual_in_float64(head, data, dual):
@@ -135,8 +124,8 @@ def dual_in_float64(head, data, dual):
         potentials = wide(batch.x.double())
         target = head.structure.check_target(batch.y, potentials)
         psi = dual.storage.gather(batch.index, potentials, target).psi
-        found = adjoint(potentials, psi, list(wide.parameters()))
-        total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+        gradients = adjoint(potentials, psi, list(wide.parameters()))
+        total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
     return dual.total_loss - squared_norm(total) / (2 * dual.lam * dual.num_examples**2)
 
 
@@ -149,5 +138,5 @@ def test_the_dual_of_tokens_that_cancel(storage, compiled):
     head, lam = LinearChain(3, 3), 1e-2
     data = PaddedDataset(x, y)
     trainer = make_trainer(head, data, lam, solver=Solver(compiled=compiled, storage=storage()), progress=False)
-    found = trainer.solve(Relative(1e-7), max_passes=30, progress=False)
-    assert found.dual == pytest.approx(dual_in_float64(head, data, trainer.dual), abs=1e-9 * found.primal)
+    certificate = trainer.solve(Relative(1e-7), max_passes=30, progress=False)
+    assert certificate.dual == pytest.approx(dual_in_float64(head, data, trainer.dual), abs=1e-9 * certificate.primal)

@@ -24,15 +24,15 @@ def test_the_gap_is_reached_and_proved(kind, order):
     seen: list[Certificate] = []
     loss = block_gap(problem)
     loop = {"batch_size": 2, "order": order}
-    found = solve(problem.head, loss, Items(problem), tolerance=0.05, on_check=seen.append, loop=loop)
-    assert found is seen[-1]
-    assert found.gap <= 0.05
+    proof = solve(problem.head, loss, Items(problem), tolerance=0.05, on_check=seen.append, loop=loop)
+    assert proof is seen[-1]
+    assert proof.gap <= 0.05
     assert all(certificate.gap > 0.05 for certificate in seen[:-1])
     truth = reference(problem)
     optimum = truth.optimum()
     weights = torch.nn.utils.parameters_to_vector(problem.head.parameters()).detach()
-    assert truth.primal(weights) == pytest.approx(found.primal, abs=1e-9)
-    assert found.dual - 1e-6 <= optimum <= found.primal + 1e-6
+    assert truth.primal(weights) == pytest.approx(proof.primal, abs=1e-9)
+    assert proof.dual - 1e-6 <= optimum <= proof.primal + 1e-6
 
 
 def test_nothing_is_left_behind():
@@ -91,9 +91,9 @@ def test_estimates_save_passes():
 
 def test_all_gaps_zero_is_the_end():
     problem = multiclass(9, cost=torch.zeros(3, 3))
-    found = solve(problem.head, block_gap(problem), Items(problem), tolerance=0.0, max_passes=1000)
-    assert found.gap == 0.0
-    assert found.passes < 20
+    certificate = solve(problem.head, block_gap(problem), Items(problem), tolerance=0.0, max_passes=1000)
+    assert certificate.gap == 0.0
+    assert certificate.passes < 20
 
 
 @pytest.mark.slow
@@ -114,8 +114,8 @@ def test_steps_that_call_no_oracle_are_not_endless():
     optimizer = FromCache(problem.head.parameters(), loss.dual)
     seen: list[Certificate] = []
     limits, loop = {"tolerance": 1e-12, "max_passes": 3.5}, {"batch_size": 3, "optimizer": optimizer}
-    found = solve(problem.head, loss, Items(problem), **limits, on_check=seen.append, loop=loop)
-    assert found.passes == 4.0
+    certificate = solve(problem.head, loss, Items(problem), **limits, on_check=seen.append, loop=loop)
+    assert certificate.passes == 4.0
     assert len(seen) == 3
     assert loss.dual.steps == 2 + 3 * 200
 
@@ -133,8 +133,8 @@ def test_a_dataset_may_fetch_whole_batches():
             return batch
 
     problem = chain(11)
-    found = solve(problem.head, block_gap(problem), Batched(problem), tolerance=0.05)
-    assert found.gap <= 0.05
+    certificate = solve(problem.head, block_gap(problem), Batched(problem), tolerance=0.05)
+    assert certificate.gap <= 0.05
     assert [batch.index.tolist() for batch in in_order(Batched(problem), batch_size=2)] == [[0, 1], [2, 3], [4]]
 
 

@@ -74,9 +74,9 @@ def random_line(seed: int) -> Line:
 @given(seed=SEEDS)
 def test_the_exact_search_finds_the_maximum(seed):
     of = random_line(seed)
-    found = ExactSearch()(of)
-    assert 0.0 <= found <= of.largest
-    best = gain(of, found)
+    result = ExactSearch()(of)
+    assert 0.0 <= result <= of.largest
+    best = gain(of, result)
     grid = np.linspace(0.0, of.largest, 65)
     sampled = max(gain(of, g) for g in grid)
     other = minimize_scalar(lambda g: -gain(of, g), bounds=(0.0, of.largest), method="bounded").x
@@ -85,7 +85,7 @@ def test_the_exact_search_finds_the_maximum(seed):
     assert best >= gain(of, other) - scale
     assert best >= -scale
     step = 1e-6 * of.largest  # and it is no flat place far from the maximum: both sides are lower, or it is an end
-    for side in (max(found - step, 0.0), min(found + step, of.largest)):
+    for side in (max(result - step, 0.0), min(result + step, of.largest)):
         assert gain(of, side) <= best + scale
 
 

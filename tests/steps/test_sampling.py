@@ -32,13 +32,13 @@ def draws(sampler: GapBatchSampler, epochs: int) -> list[int]:
 @pytest.mark.parametrize("power", [1.0, 0.5, 2.0, 0.0])
 def test_frequencies_are_proportional_to_powers_of_the_gaps(power):
     gaps = [0.1, 0.4, 1.0, 2.0, 0.5]
-    found = Counter(draws(with_gaps(gaps, batch_size=1, order=Proportional(power), seed=1), 1000))
+    result = Counter(draws(with_gaps(gaps, batch_size=1, order=Proportional(power), seed=1), 1000))
     expected = torch.tensor(gaps, dtype=torch.float64) ** power
     expected = 5000 * expected / expected.sum()
-    _, p = stats.chisquare([found[i] for i in range(5)], expected.tolist())
+    _, p = stats.chisquare([result[i] for i in range(5)], expected.tolist())
     assert p > 1e-3
     if power:  # the test has power: other frequencies are told apart
-        assert stats.chisquare([found[i] for i in range(5)], [1000] * 5)[1] < 1e-9
+        assert stats.chisquare([result[i] for i in range(5)], [1000] * 5)[1] < 1e-9
 
 
 def test_a_gap_that_is_unknown_counts_as_the_sum_of_those_known_over_n(monkeypatch):
@@ -113,9 +113,9 @@ def test_batches_are_distinct_and_of_the_right_size(seed, order, n, batch_size, 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
 def test_all_gaps_zero_is_no_error(order):
-    found = draws(with_gaps([0.0] * 4, batch_size=2, order=order), 200)
-    assert len(found) == 800
-    assert set(found) == {0, 1, 2, 3}
+    result = draws(with_gaps([0.0] * 4, batch_size=2, order=order), 200)
+    assert len(result) == 800
+    assert set(result) == {0, 1, 2, 3}
 
 
 def test_fewer_gaps_than_a_batch_are_filled_with_others():
@@ -365,9 +365,9 @@ def test_an_exact_pass_refreshes_what_is_drawn():
     training = problem.train().run([[0], [1], [2], [3], [4], [5]])
     certify(training.head, training.dual, problem.everything())
     gaps = training.dual.gap_estimates.clone()
-    found = Counter(draws(GapBatchSampler(training.dual, batch_size=1, seed=1), 500))
+    result = Counter(draws(GapBatchSampler(training.dual, batch_size=1, seed=1), 500))
     expected = 3000 * gaps / gaps.sum()
     keep = [i for i in range(6) if expected[i] > 5]
     assert len(keep) >= 2
     for i in keep:
-        assert found[i] == pytest.approx(float(expected[i]), abs=5 * float(expected[i]) ** 0.5)
+        assert result[i] == pytest.approx(float(expected[i]), abs=5 * float(expected[i]) ** 0.5)

@@ -85,8 +85,8 @@ def test_a_dual_that_was_shared_between_processes_goes_on():
 def test_transforms_of_torch_func_go_through_the_head():
     head = LinearChain(2, 3)
     x = torch.randn(2, 4, 2, generator=rng(1))
-    found = torch.func.jacrev(lambda weights: torch.func.functional_call(head, weights, (x,))["emission"])(
+    result = torch.func.jacrev(lambda weights: torch.func.functional_call(head, weights, (x,))["emission"])(
         dict(head.named_parameters())
     )
-    torch.testing.assert_close(found["bias"][:, :, 0, 0], torch.ones(2, 4))
-    torch.testing.assert_close(found["start_transitions"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))
+    torch.testing.assert_close(result["bias"][:, :, 0, 0], torch.ones(2, 4))
+    torch.testing.assert_close(result["start_transitions"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))

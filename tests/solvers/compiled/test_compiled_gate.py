@@ -47,13 +47,13 @@ def test_weights_that_are_not_those_of_the_dual_are_refused():
     loop = CompiledBCFW(head, dual, [batch])
     loop.step(30)
     before = dual.state_dict()
-    held = head.emission.detach().clone()
+    kept = head.emission.detach().clone()
     with torch.no_grad():
         head.emission += 1.0
     with pytest.raises(RuntimeError, match="weights"):
         loop.step(6)
     with torch.no_grad():
-        head.emission.copy_(held)
+        head.emission.copy_(kept)
     head.emission = torch.nn.Parameter(torch.zeros(1, 3))
     with pytest.raises(ValueError, match="parameters"):
         loop.step(6)

@@ -94,9 +94,9 @@ def test_a_resumed_run_is_the_one_left_alone_to_the_bit(rules):
     alone, again = weighted(kind, rules, seed=3), weighted(kind, rules, seed=9)
     alone.step(30)
     alone.certify()
-    held = through_a_file({"dual": alone.dual.state_dict(), "loop": alone.state_dict()})
-    again.dual.load_state_dict(held["dual"])
-    again.load_state_dict(held["loop"])
+    stored = through_a_file({"dual": alone.dual.state_dict(), "loop": alone.state_dict()})
+    again.dual.load_state_dict(stored["dual"])
+    again.load_state_dict(stored["loop"])
     for loop in (alone, again):
         loop.step(40)
         loop.certify()

@@ -46,9 +46,9 @@ def table(lists: Ragged, i: int, shape: tuple[int, ...], *, second: bool = False
     """One list, written out."""
     key, x, y = of_list(lists, i)
     assert len(np.unique(key)) == len(key), "a key came twice"
-    found = np.zeros(int(np.prod(shape)))
-    found[key] = y if second else x
-    return found.reshape(shape)
+    result = np.zeros(int(np.prod(shape)))
+    result[key] = y if second else x
+    return result.reshape(shape)
 
 
 class ChainTestCase(FactorGraphTestCase):
@@ -73,15 +73,15 @@ class ChainTestCase(FactorGraphTestCase):
         return chain_graph(task)
 
     def duals(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
-        held, states = gdmm.problem.duals, gdmm.problem.num_states
-        variables = [table(held.variables, t, (states,)) for t in range(len(graph.variables))]
-        found = Duals(variables, [])
+        stored, states = gdmm.problem.duals, gdmm.problem.num_states
+        variables = [table(stored.variables, t, (states,)) for t in range(len(graph.variables))]
+        result = Duals(variables, [])
         for factor in graph.factors:
             t = factor.left
-            found.factors.append(table(held.factors, t, (states, states)))
-            sides = [table(held.sides, 2 * t + s, (states,), second=True) for s in range(2)]
-            found.multipliers.append((sides[0], sides[1]))
-        return found
+            result.factors.append(table(stored.factors, t, (states, states)))
+            sides = [table(stored.sides, 2 * t + s, (states,), second=True) for s in range(2)]
+            result.multipliers.append((sides[0], sides[1]))
+        return result
 
     def check_held(self, gdmm: GDMM, graph: FactorGraph, duals: Duals) -> None:
         super().check_held(gdmm, graph, duals)
@@ -151,9 +151,9 @@ def test_tokens_without_features_go_where_the_loss_is(rule, cost):
     for t in range(3):
         _, mass, _ = of_list(gdmm.problem.duals.variables, t)
         assert abs(mass.sum() - 1.0) <= 1e-15
-    found = gdmm.certify()
-    assert found.primal == pytest.approx(cost, rel=1e-12)
-    assert found.gap == pytest.approx(0.0, abs=1e-12 * cost)
+    certificate = gdmm.certify()
+    assert certificate.primal == pytest.approx(cost, rel=1e-12)
+    assert certificate.gap == pytest.approx(0.0, abs=1e-12 * cost)
 
 
 @rules
@@ -181,14 +181,14 @@ def test_memory_goes_with_what_is_active():
     assert len(gdmm.problem.pairs.dense) == 0  # in order: more pairs than are looked at one by one
     for _ in range(4):
         report = gdmm.step()
-    held = sum(array.nbytes for lists in gdmm.problem.duals for array in lists)
-    assert held < 2**20  # n T K^2 numbers would be two gigabytes
+    stored = sum(array.nbytes for lists in gdmm.problem.duals for array in lists)
+    assert stored < 2**20  # n T K^2 numbers would be two gigabytes
     assert sum(array.nbytes for array in gdmm.problem.pairs.entries if isinstance(array, np.ndarray)) < 2**22
     assert report.visited < 0.01 * report.queries * states**2
     assert gdmm.problem.duals.factors.size.mean() < 8
-    found = gdmm.certify()
-    assert found.gap >= 0.0
-    assert found.primal == pytest.approx(primal(head, head.structure, [batch], 0.05).value, abs=1e-9)
+    certificate = gdmm.certify()
+    assert certificate.gap >= 0.0
+    assert certificate.primal == pytest.approx(primal(head, head.structure, [batch], 0.05).value, abs=1e-9)
 
 
 def made(head: Any = None, **options: Any) -> GDMM:
@@ -250,13 +250,13 @@ def test_a_kind_of_ones_own_is_declared_by_its_class_alone(monkeypatch):
         pass
 
     task = chain_task(1)
-    found = []
+    results = []
     for head, kind in ((task.head, ChainProblem), (Mine(task.head.in_features, 3).double(), MineProblem)):
         optim = GDMM(head, task.everything(), num_examples=task.n, lam=0.1)
         assert type(optim.problem) is kind
         optim.solve(0.01, progress=False)
-        found.append(flat(head.parameters()))
-    assert torch.equal(*found)
+        results.append(flat(head.parameters()))
+    assert torch.equal(*results)
 
 
 def test_the_compiled_loop_goes_on():
@@ -265,9 +265,9 @@ def test_the_compiled_loop_goes_on():
     for _ in range(10):
         gdmm.step()
     dual = gdmm.dual_state(task.everything())
-    found = certify(task.head, dual, task.everything())
+    certificate = certify(task.head, dual, task.everything())
     loop = CompiledBCFW(task.head, dual, task.everything())
-    value = found.dual
+    value = certificate.dual
     for _ in range(5):
         loop.step(6)
         assert dual.value() >= value - 1e-12
@@ -279,13 +279,13 @@ def test_losses_that_are_zero():
     """Of some tokens, and of all: nothing to learn, nothing to divide by."""
     task = chain_task(4, weighted=True)
     task.y.weights[:, 1:] = 0.0
-    found = table_of(task).solve(1e-5, max_passes=2000)
-    assert found.gap <= 1e-5
-    assert found.primal == pytest.approx(chain_graph(task).optimum(), abs=2e-5)
+    certificate = table_of(task).solve(1e-5, max_passes=2000)
+    assert certificate.gap <= 1e-5
+    assert certificate.primal == pytest.approx(chain_graph(task).optimum(), abs=2e-5)
     task = chain_task(4, weighted=True)
     task.y.weights[:] = 0.0
     gdmm = table_of(task)
     for _ in range(3):
         gdmm.step()
-    found = gdmm.certify()
-    assert (found.primal, found.dual, found.violation) == (0.0, 0.0, 0.0)
+    certificate = gdmm.certify()
+    assert (certificate.primal, certificate.dual, certificate.violation) == (0.0, 0.0, 0.0)

@@ -90,14 +90,18 @@ def test_certificates_of_kernel_models(portion):
             value = svm.dual.value()
             if step not in (1, 5, 12):
                 continue
-            found = svm.certify()
-            assert found.exact
-            assert found.primal - found.dual == found.gap
-            assert found.dual <= above + rounding, f"problem {seed}, step {step}: {found}, optimum <= {above}"
-            assert found.primal >= below - rounding, f"problem {seed}, step {step}: {found}, optimum >= {below}"
-            assert found.dual == pytest.approx(value, abs=rounding)
-            held = held_objective(problem, svm.update_head(), lam, written)
-            assert found.primal == pytest.approx(held, abs=rounding), f"problem {seed}, step {step}"
+            certificate = svm.certify()
+            assert certificate.exact
+            assert certificate.primal - certificate.dual == certificate.gap
+            assert certificate.dual <= above + rounding, (
+                f"problem {seed}, step {step}: {certificate}, optimum <= {above}"
+            )
+            assert certificate.primal >= below - rounding, (
+                f"problem {seed}, step {step}: {certificate}, optimum >= {below}"
+            )
+            assert certificate.dual == pytest.approx(value, abs=rounding)
+            stored = held_objective(problem, svm.update_head(), lam, written)
+            assert certificate.primal == pytest.approx(stored, abs=rounding), f"problem {seed}, step {step}"
         assert value > 0.0
 
 
@@ -117,6 +121,6 @@ def test_a_relaxation_is_not_certified_as_the_problem():
     assert not svm.dual.relaxed
     svm.step()
     assert svm.dual.relaxed
-    found = svm.certify()
-    assert found.relaxed
-    assert not found.exact
+    certificate = svm.certify()
+    assert certificate.relaxed
+    assert not certificate.exact

@@ -56,9 +56,9 @@ class TestPadding:
         assert plain.dual.value() == pytest.approx(other.dual.value(), abs=1e-12)
         assert plain.certify().gap == pytest.approx(other.certify().gap, abs=1e-12)
         assert plain.support_counts() == other.support_counts()
-        found = other.decode(wide, problem.lengths)
-        assert torch.equal(found[:, :3], plain.decode(problem.x, problem.lengths))
-        assert bool((found[:, 3:] == -1).all())
+        decoded = other.decode(wide, problem.lengths)
+        assert torch.equal(decoded[:, :3], plain.decode(problem.x, problem.lengths))
+        assert bool((decoded[:, 3:] == -1).all())
 
 
 class TestKernelRows:

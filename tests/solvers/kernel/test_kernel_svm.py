@@ -33,8 +33,8 @@ def visits(n: int, steps: int, seed: int = 0) -> list[list[int]]:
 
 def prediction(problem: Problem) -> torch.Tensor:
     batch = problem.batch(range(problem.n))
-    found = problem.head(batch.x) if batch.lengths is None else problem.head(batch.x, batch.lengths)
-    return problem.structure.argmax(found.detach()).labeling
+    result = problem.head(batch.x) if batch.lengths is None else problem.head(batch.x, batch.lengths)
+    return problem.structure.argmax(result.detach()).labeling
 
 
 class TestAgainstExplicitFeatures:

@@ -128,14 +128,16 @@ class AverageTestCase(ABC):
         before = training.snapshot()
         run = certify(training.head, training.dual, problem.everything(2), refresh=False)
         with average.apply():
-            found = certify(training.head, training.dual, problem.everything(2), refresh=False)
-        assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
-        assert found.primal == pytest.approx(truth.primal(mean(self.shares(steps), record.weights).numpy()), abs=1e-11)
-        assert found.dual == pytest.approx(run.dual, abs=1e-11)
-        assert found.gap == found.primal - found.dual
-        assert found.exact
+            certificate = certify(training.head, training.dual, problem.everything(2), refresh=False)
+        assert certificate.dual - 1e-9 <= optimum <= certificate.primal + 1e-9
+        assert certificate.primal == pytest.approx(
+            truth.primal(mean(self.shares(steps), record.weights).numpy()), abs=1e-11
+        )
+        assert certificate.dual == pytest.approx(run.dual, abs=1e-11)
+        assert certificate.gap == certificate.primal - certificate.dual
+        assert certificate.exact
         assert torch.equal(training.weights(), flat(before["weights"]))
-        assert found.oracle_calls == run.oracle_calls + problem.n == training.dual.oracle_calls
+        assert certificate.oracle_calls == run.oracle_calls + problem.n == training.dual.oracle_calls
         training.step([0])
 
     def test_a_certificate_changes_oracle_calls_alone(self):
@@ -162,9 +164,9 @@ class AverageTestCase(ABC):
             assert torch.equal(training.weights(), mine)
             with other.apply():
                 assert torch.equal(training.weights(), mine)
-            found = primal(training.head, problem.structure, problem.everything(), problem.lam)
+            result = primal(training.head, problem.structure, problem.everything(), problem.lam)
             inside = certify(training.head, training.dual, problem.everything(), refresh=False)
-        assert found.value == pytest.approx(inside.primal, abs=1e-12)
+        assert result.value == pytest.approx(inside.primal, abs=1e-12)
         assert torch.equal(training.weights(), flat(before["weights"]))
         with pytest.raises(KeyboardInterrupt), average.apply():
             raise KeyboardInterrupt

@@ -112,7 +112,7 @@ def optimum_between(
     owner = np.repeat(np.eye(n), sizes, axis=0)
     low, high = np.isfinite(lower).nonzero()[0], np.isfinite(upper).nonzero()[0]
     weights = np.eye(d, d + n)  # of (w, slacks)
-    found = qpsolvers.solve_problem(
+    result = qpsolvers.solve_problem(
         qpsolvers.Problem(
             P=sparse.csc_matrix(np.diag(np.concatenate([np.full(d, truth.lam), np.zeros(n)]))),
             q=np.concatenate([np.zeros(d), np.full(n, 1.0 / n)]),
@@ -123,12 +123,12 @@ def optimum_between(
         ),
         solver="clarabel",
     )
-    assert found.x is not None, "the QP solver failed"
-    multipliers = np.split(np.clip(found.z[: sum(sizes)], 0.0, None), np.cumsum(sizes)[:-1])
+    assert result.x is not None, "the QP solver failed"
+    multipliers = np.split(np.clip(result.z[: sum(sizes)], 0.0, None), np.cumsum(sizes)[:-1])
     alphas = [own / own.sum() for own in multipliers]
     loss = sum(float(a @ losses) for a, losses in zip(alphas, truth.losses, strict=True)) / n
     below = box_dual(truth.weights(alphas), loss, truth.lam, lower, upper)
-    above = truth.primal(np.clip(found.x[:d], lower, upper))
+    above = truth.primal(np.clip(result.x[:d], lower, upper))
     assert below <= above + 1e-12
     assert above - below < SOLVED, "the QP is not solved"
     return below, above

@@ -97,8 +97,8 @@ class ExplicitDuals:
     def slots(self, storage: Any, i: int) -> tuple[list[int], list[float]]:
         """Outputs and masses of the slots of a ``Labelings`` storage."""
         count = int(storage.sets.count[i])
-        (held,) = storage.sets.labelings or [storage.sets.mass[:, :0]]
-        return [self.output(i, held[i, c]) for c in range(count)], storage.sets.mass[i, :count].tolist()
+        (stored,) = storage.sets.labelings or [storage.sets.mass[:, :0]]
+        return [self.output(i, stored[i, c]) for c in range(count)], storage.sets.mass[i, :count].tolist()
 
     def adopt_idle_slots(self, storage: Any) -> None:
         """After an exact pass: no mass has moved, and slots without mass may hold what the pass found."""

@@ -80,12 +80,12 @@ class FactorGraphTestCase(ABC):
     def check_optimum(self, task: Task, *, tolerance: float = 3e-6, **options: Any) -> None:
         best = self.graph(task).optimum()
         gdmm = self.gdmm(task, **{"penalty": Penalty(), **options})
-        found = gdmm.solve(tolerance, violation=1e-3, max_passes=4000)
-        assert found.relaxed_gap <= tolerance
-        assert found.violation <= 1e-3
-        assert found.relaxed_primal == pytest.approx(best, abs=1e-5)
-        assert found.relaxed_dual == pytest.approx(best, abs=1e-5)
-        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-6
+        certificate = gdmm.solve(tolerance, violation=1e-3, max_passes=4000)
+        assert certificate.relaxed_gap <= tolerance
+        assert certificate.violation <= 1e-3
+        assert certificate.relaxed_primal == pytest.approx(best, abs=1e-5)
+        assert certificate.relaxed_dual == pytest.approx(best, abs=1e-5)
+        assert certificate.relaxed_dual - 1e-6 <= best <= certificate.relaxed_primal + 1e-6
 
     @oracles
     @rules
@@ -115,21 +115,23 @@ class FactorGraphTestCase(ABC):
         for count in passes:
             for _ in range(count):
                 gdmm.step()
-            found = gdmm.certify()
-            assert found.dual <= found.relaxed_dual
-            assert found.relaxed_dual - 2e-6 <= best <= found.relaxed_primal + 2e-6
-            assert found.relaxed_primal - found.relaxed_dual == pytest.approx(found.relaxed_gap, abs=1e-12)
-            assert found.relaxed_gap >= 0.0
-            assert found.relaxed_dual >= before
-            assert 0.0 <= found.violation <= found.worst_violation <= 1.0 + 1e-12
-            assert found.drift <= 1e-9
-            before = found.relaxed_dual
+            certificate = gdmm.certify()
+            assert certificate.dual <= certificate.relaxed_dual
+            assert certificate.relaxed_dual - 2e-6 <= best <= certificate.relaxed_primal + 2e-6
+            assert certificate.relaxed_primal - certificate.relaxed_dual == pytest.approx(
+                certificate.relaxed_gap, abs=1e-12
+            )
+            assert certificate.relaxed_gap >= 0.0
+            assert certificate.relaxed_dual >= before
+            assert 0.0 <= certificate.violation <= certificate.worst_violation <= 1.0 + 1e-12
+            assert certificate.drift <= 1e-9
+            before = certificate.relaxed_dual
             primal = graph.primal(flat(task.head.parameters()).double().numpy())
-            assert found.relaxed_primal >= primal - 1e-6
-            if found.relaxed_primal == found.primal:
-                assert found.primal == pytest.approx(primal, abs=1e-6)  # which a solver of linear programs gave
-            if not found.has_relaxation:
-                assert (found.primal, found.dual) == (found.relaxed_primal, found.relaxed_dual)
+            assert certificate.relaxed_primal >= primal - 1e-6
+            if certificate.relaxed_primal == certificate.primal:
+                assert certificate.primal == pytest.approx(primal, abs=1e-6)  # which a solver of linear programs gave
+            if not certificate.has_relaxation:
+                assert (certificate.primal, certificate.dual) == (certificate.relaxed_primal, certificate.relaxed_dual)
             self.check_rounded(gdmm, graph)
 
     def check_rounded(self, gdmm: GDMM, graph: FactorGraph) -> None:
@@ -144,9 +146,9 @@ class FactorGraphTestCase(ABC):
             assert mass.min() >= -1e-15
             assert np.abs(mass.sum(1) - point.variables[factor.left]).max() <= 1e-12
             assert np.abs(mass.sum(0) - point.variables[factor.right]).max() <= 1e-12
-        w, found = graph.weights(point), gdmm.problem.rounded().relaxed
-        assert found.loss == pytest.approx(graph.loss(point), abs=1e-12)
-        assert found.squared == pytest.approx(float(w @ w), rel=1e-9, abs=1e-12)
+        w, result = graph.weights(point), gdmm.problem.rounded().relaxed
+        assert result.loss == pytest.approx(graph.loss(point), abs=1e-12)
+        assert result.squared == pytest.approx(float(w @ w), rel=1e-9, abs=1e-12)
 
     @examples(12)
     @given(
@@ -192,13 +194,13 @@ class FactorGraphTestCase(ABC):
         graph, gdmm = self.graph(task), self.gdmm(task, rule=rule)
         for _ in range(3):
             report = gdmm.step()
-            duals, found = self.duals(gdmm, graph), []
+            duals, results = self.duals(gdmm, graph), []
             for place, mass in enumerate(duals.factors):
                 if mass is not None:
                     scale = 0.5 if graph.factors[place].counted.all() else 1.0  # of two labels one counts
-                    found += [scale * np.abs(e).sum() for e in graph.excesses(duals, place)]
-            assert report.violation == pytest.approx(np.mean(found) if found else 0.0, abs=1e-12)
-            assert report.worst_violation == pytest.approx(max(found, default=0.0), abs=1e-12)
+                    results += [scale * np.abs(e).sum() for e in graph.excesses(duals, place)]
+            assert report.violation == pytest.approx(np.mean(results) if results else 0.0, abs=1e-12)
+            assert report.worst_violation == pytest.approx(max(results, default=0.0), abs=1e-12)
 
     @oracles
     @rules
@@ -245,10 +247,10 @@ class FactorGraphTestCase(ABC):
             gdmm.visit(torch.tensor([0, 2]))  # in the middle of a pass
             return gdmm
 
-        alone, held = second(first()), saved(first())
+        alone, before = second(first()), saved(first())
         again = self.trained(1, passes=3, rule=rule, oracle=oracle, seed=99)
-        again.load_state_dict(held)
-        assert_same(saved(again), held)
+        again.load_state_dict(before)
+        assert_same(saved(again), before)
         second(again)
         assert_same(saved(again), saved(alone))
         for a, b in zip(again.head.parameters(), alone.head.parameters(), strict=True):
@@ -284,14 +286,14 @@ class FactorGraphTestCase(ABC):
             for _ in range(8):
                 gdmm.step()
             dual = gdmm.dual_state(task.everything(3))
-            found = certify(task.head, dual, task.everything())
-            assert found.drift <= 1e-9
-            assert found.dual == pytest.approx(dual.value(), abs=1e-12)
-            assert 0.0 < found.dual <= best + 1e-6  # which is that of the relaxation
-            assert best - 1e-6 <= found.primal or not found.exact or self.is_loose
+            certificate = certify(task.head, dual, task.everything())
+            assert certificate.drift <= 1e-9
+            assert certificate.dual == pytest.approx(dual.value(), abs=1e-12)
+            assert 0.0 < certificate.dual <= best + 1e-6  # which is that of the relaxation
+            assert best - 1e-6 <= certificate.primal or not certificate.exact or self.is_loose
             loss = BlockGap(dual)
             optim = BCFW(task.head.parameters(), dual)
-            before = found.dual
+            before = certificate.dual
             for rows in torch.arange(task.n).repeat(3).split(2):
                 batch = task.batch(rows)
                 optim.zero_grad()
@@ -323,9 +325,9 @@ class FactorGraphTestCase(ABC):
         task.x = scaled(task.x, 3.0)
         dual = gdmm.dual_state(task.everything())
         task.head = gdmm.head
-        found = certify(gdmm.head, dual, task.everything())
-        assert found.drift <= 1e-9
-        assert found.dual <= self.graph(task).optimum() + 1e-6
+        certificate = certify(gdmm.head, dual, task.everything())
+        assert certificate.drift <= 1e-9
+        assert certificate.dual <= self.graph(task).optimum() + 1e-6
         self.check_means(task, dual)
 
     def test_the_weights_are_handed_over_and_may_be_taken_back(self):
@@ -355,10 +357,10 @@ class FactorGraphTestCase(ABC):
         assert not any(bool(p.any()) for p in other.head.parameters())  # a warning that is an error changes nothing
         with pytest.warns(UserWarning, match="other features"):
             other.load_state_dict(saved(good))
-        found = other.certify()
+        certificate = other.certify()
         best = self.graph(task).optimum()
-        assert found.drift <= 1e-9
-        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-6
+        assert certificate.drift <= 1e-9
+        assert certificate.relaxed_dual - 1e-6 <= best <= certificate.relaxed_primal + 1e-6
         same = self.gdmm(self.make(1))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -388,18 +390,18 @@ class FactorGraphTestCase(ABC):
     def test_float32(self):
         task = self.make(2, dtype=torch.float32)
         best, gdmm = self.graph(task).optimum(), self.gdmm(task)
-        found = gdmm.solve(1e-4, max_passes=2000)
+        certificate = gdmm.solve(1e-4, max_passes=2000)
         assert all(p.dtype == torch.float32 for p in task.head.parameters())
-        assert found.drift <= 1e-4
-        assert found.relaxed_gap <= 1e-4
-        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-5
+        assert certificate.drift <= 1e-4
+        assert certificate.relaxed_gap <= 1e-4
+        assert certificate.relaxed_dual - 1e-6 <= best <= certificate.relaxed_primal + 1e-5
 
     def test_solve_stops_and_reports(self):
         gdmm = self.trained(2, passes=0)
         checks = []
-        found = gdmm.solve(0.0, max_passes=7, schedule=EveryPasses(3), on_check=checks.append)
+        certificate = gdmm.solve(0.0, max_passes=7, schedule=EveryPasses(3), on_check=checks.append)
         assert [check.passes for check in checks] == [3, 6, 7]
-        assert found is checks[-1]
-        assert found.passes == 7.0
-        assert str(found).startswith("primal")
+        assert certificate is checks[-1]
+        assert certificate.passes == 7.0
+        assert str(certificate).startswith("primal")
         assert str(gdmm.step()).startswith("pass 8")

@@ -143,8 +143,8 @@ class GraphHeadCase(HeadTestCase):
         return size * (size - 1) // 2
 
     def own(self, potentials, row):
-        found = super().own(potentials, row)
-        return {"node": found["node"], "edge": found["edge"][: self.edges(potentials, row)]}
+        result = super().own(potentials, row)
+        return {"node": result["node"], "edge": result["edge"][: self.edges(potentials, row)]}
 
     def random_parts(self, potentials, random):
         parts = super().random_parts(potentials, random)

@@ -95,8 +95,8 @@ class Maker:
 
 def draw(random: np.random.Generator, *shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Normal numbers of this dtype; sometimes of another scale, and sometimes whole, where scores tie."""
-    found = torch.from_numpy(random.normal(size=shape) * float(random.choice([1.0, 1.0, 1.0, 1e-3, 30.0])))
-    return (found.round() if random.random() < 0.15 else found).to(dtype)
+    result = torch.from_numpy(random.normal(size=shape) * float(random.choice([1.0, 1.0, 1.0, 1e-3, 30.0])))
+    return (result.round() if random.random() < 0.15 else result).to(dtype)
 
 
 def rescaled(random: np.random.Generator, made: Listed) -> Listed:
@@ -129,8 +129,8 @@ def classes(random: np.random.Generator, lam: float, dtype: torch.dtype, *, show
     if shows is None:
         return Listed(head, lambda rows: Batch(x[rows], y[rows], torch.tensor(rows)), made.truth)
     labels = torch.from_numpy(shows)[y]
-    found = Listed(head, lambda rows: Batch(x[rows], labels[rows], torch.tensor(rows)), made.truth)
-    return hidden(found, shows, [[(k,) for k in range(states)]] * n, labels[:, None].tolist())
+    result = Listed(head, lambda rows: Batch(x[rows], labels[rows], torch.tensor(rows)), made.truth)
+    return hidden(result, shows, [[(k,) for k in range(states)]] * n, labels[:, None].tolist())
 
 
 def chains(
@@ -192,8 +192,8 @@ def chains(
             own = SparseFeatures(columns, own)
         return Batch(own, y, torch.tensor(rows), sizes)
 
-    found = Listed(head, take, made.truth)
-    return found if shows is None else hidden(found, shows, every, shown)
+    result = Listed(head, take, made.truth)
+    return result if shows is None else hidden(result, shows, every, shown)
 
 
 def label_sets(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
@@ -367,9 +367,9 @@ def arcs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
         y[row, :size] = torch.tensor(target)
 
         def features(heads: tuple[int, ...], row: int = row) -> Features:
-            arc, found = (row, np.arange(len(heads)), list(heads)), np.zeros(width)
-            np.add.at(found, columns[arc].numpy(), worth[arc])  # no feature, -1, is worth nothing
-            return {"weight": found}
+            arc, result = (row, np.arange(len(heads)), list(heads)), np.zeros(width)
+            np.add.at(result, columns[arc].numpy(), worth[arc])  # no feature, -1, is worth nothing
+            return {"weight": result}
 
         losses = (np.array(every) != target).sum(1) / (size if normalize else 1)
         made.add(losses, [features(heads) for heads in every], features(target))

@@ -171,10 +171,10 @@ class ChainCase(LabelledTokensCase):
         if not self.padded:
             pytest.skip("nothing is padded")
         structure, potentials, target = self.setting(2, 4)
-        found = structure.argmax(potentials).labeling
-        beyond = torch.arange(found.shape[1]) >= potentials.lengths.unsqueeze(1)
+        result = structure.argmax(potentials).labeling
+        beyond = torch.arange(result.shape[1]) >= potentials.lengths.unsqueeze(1)
         assert bool(beyond.any())
-        assert torch.equal(found == -1, beyond)
+        assert torch.equal(result == -1, beyond)
         assert torch.equal(self.labels_of(target) == -1, beyond)
 
     @pytest.mark.parametrize("length", [0, -1, 9])
@@ -253,9 +253,9 @@ class ChainTransitionsCase(ChainCase):
     @given(seed=st.integers(0, 2**31 - 1), integers=st.booleans())
     def test_what_is_found_is_allowed(self, seed, integers):
         structure, potentials, target = self.setting(seed, 4, integers)
-        for found in (structure.argmax(potentials), structure.augmented_argmax(potentials, target)):
+        for results in (structure.argmax(potentials), structure.augmented_argmax(potentials, target)):
             for row in range(4):
-                assert self.is_allowed(self.one(as_decoding(found).labeling, potentials, row).tolist())
+                assert self.is_allowed(self.one(as_decoding(results).labeling, potentials, row).tolist())
         for labeling in structure.enumerate(potentials):
             assert all(self.is_allowed(self.one(labeling, potentials, row).tolist()) for row in range(4))
 

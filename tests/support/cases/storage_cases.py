@@ -116,7 +116,7 @@ class StorageTestCase(ABC):
             parts = structure.difference(labeling, target, potentials)
             corner = [explicit.output(i, labeling[b]) for b, i in enumerate(rows)]
             decoded = torch.ones(len(rows), dtype=torch.bool)
-            found = OracleResult(
+            result = OracleResult(
                 labeling,
                 inner(parts, potentials.detach().tensors),
                 structure.loss(labeling, target).double(),
@@ -124,8 +124,8 @@ class StorageTestCase(ABC):
                 decoded=decoded,
                 column=stored.lookup(labeling),
             )
-            held = torch.tensor(explicit.losses(), dtype=torch.float64)[batch.index]
-            mass, scores, losses, valid = stored.atoms(potentials.detach(), held)
+            kept = torch.tensor(explicit.losses(), dtype=torch.float64)[batch.index]
+            mass, scores, losses, valid = stored.atoms(potentials.detach(), kept)
             change = torch.zeros(len(rows), mass.shape[1] + 1, dtype=torch.float64)
             expected = []
             for b, i in enumerate(rows):
@@ -136,7 +136,7 @@ class StorageTestCase(ABC):
                 assert scores[b, there].tolist() == pytest.approx((columns @ truth.changes[i] @ w)[there], abs=1e-8)
                 assert losses[b, there].tolist() == pytest.approx((columns @ truth.losses[i])[there], abs=1e-8)
                 known = explicit.outputs[i].index(corner[b]) + 1 if corner[b] in explicit.outputs[i] else 0
-                assert int(found.column[b]) == known
+                assert int(result.column[b]) == known
                 atoms = [*there, mass.shape[1]] if not known else there
                 wanted = torch.rand(len(atoms), generator=random, dtype=torch.float64)
                 wanted *= torch.rand(len(atoms), generator=random) < 0.7
@@ -146,7 +146,7 @@ class StorageTestCase(ABC):
                 own = change[b].numpy()
                 delta = own[: len(columns)] @ columns + own[-1] * np.eye(len(truth.losses[i]))[corner[b]]
                 expected.append(delta @ truth.changes[i] / n)
-            combined, direct = stored.combine(change, found)
+            combined, direct = stored.combine(change, result)
             gradients = [g.detach() for g in potentials.adjoint(combined)]
             if direct is not None:
                 gradients = [g + d for g, d in zip(gradients, direct, strict=True)]
@@ -184,8 +184,8 @@ class StorageTestCase(ABC):
         with torch.no_grad():
             for p, q in zip(other.dual.parameters, training.dual.parameters, strict=True):
                 p.copy_(q)
-        found = other.dual.storage.gather(batch.index, apply_head(other.head, batch), batch.y).inner(potentials)
-        assert torch.equal(found, expected)
+        result = other.dual.storage.gather(batch.index, apply_head(other.head, batch), batch.y).inner(potentials)
+        assert torch.equal(result, expected)
 
     def test_a_state_dict_is_a_copy(self):
         before = self.train(multiclass(2)).dual.storage

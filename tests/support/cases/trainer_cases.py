@@ -58,10 +58,10 @@ class TrainerTestCase(ABC):
 
     def test_solve_goes_on_until_the_gap_is_proved(self):
         trainer, seen = self.make(), []
-        found = trainer.solve(self.tolerance, on_check=seen.append)
-        assert isinstance(found, Certificate)
-        assert self.gap(found) <= self.tolerance
-        assert found is seen[-1]
+        proof = trainer.solve(self.tolerance, on_check=seen.append)
+        assert isinstance(proof, Certificate)
+        assert self.gap(proof) <= self.tolerance
+        assert proof is seen[-1]
         assert all(self.gap(certificate) > self.tolerance for certificate in seen[:-1])
         steps = trainer.certify().passes
         again = trainer.solve(self.tolerance)  # nothing is left to do but to prove it
@@ -70,9 +70,9 @@ class TrainerTestCase(ABC):
 
     def test_solve_goes_on_until_the_gap_is_a_share_of_the_primal(self):
         trainer, seen = self.make(), []
-        found = trainer.solve(Relative(self.share), on_check=seen.append)
+        certificate = trainer.solve(Relative(self.share), on_check=seen.append)
         assert [self.relative(c) <= self.share for c in seen] == [False] * (len(seen) - 1) + [True]
-        assert found is seen[-1]
+        assert certificate is seen[-1]
         half = trainer.solve(Relative(self.share / 2))
         assert self.relative(half) <= self.share / 2
         again = trainer.solve(Relative(self.share / 2))
@@ -81,11 +81,11 @@ class TrainerTestCase(ABC):
 
     def test_solve_stops_at_max_passes_and_counts_those_before(self):
         trainer = self.make()
-        found = trainer.solve(1e-13, max_passes=4)
-        assert 4 <= found.passes <= 4 + 3  # a step and the certificate may overshoot
+        certificate = trainer.solve(1e-13, max_passes=4)
+        assert 4 <= certificate.passes <= 4 + 3  # a step and the certificate may overshoot
         again = trainer.solve(1e-13, max_passes=4)
-        assert again.passes - found.passes <= 1.0
-        assert again.gap == pytest.approx(found.gap, abs=self.rounding)
+        assert again.passes - certificate.passes <= 1.0
+        assert again.gap == pytest.approx(certificate.gap, abs=self.rounding)
 
     def test_certify_moves_nothing(self):
         trainer = self.make()
