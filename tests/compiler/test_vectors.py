@@ -222,14 +222,6 @@ def test_exact_products_of_two_dtypes():
         assert np.isclose(run_exact(a, b), exact_dot(a, b), rtol=1e-12, atol=1e-12)
 
 
-def test_other_arrays_are_refused_when_a_kernel_is_compiled(draw):
-    single, double = np.zeros(4, np.float32), np.zeros(4)
-    with pytest.raises(Exception, match="contiguous arrays of one dtype"):
-        run_sums(single, double, double)
-    with pytest.raises(Exception, match="contiguous arrays of one dtype"):
-        run_sums(double[::2], double[::2], double)
-
-
 @pytest.mark.slow
 def test_on_a_machine_without_vectors_of_avx():
     """All other tests here, compiled for any x86-64 machine: LLVM splits the vectors."""

@@ -12,7 +12,7 @@ from cases.problems import PROBLEMS, Training, assert_same, chain, examples, mul
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Weights, certify
+from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.labelings import StoredLabelings
@@ -202,15 +202,6 @@ def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
         if room and not truth.tied(w, [i]):
             assert int((truth.losses[i] + truth.changes[i] @ w).argmax()) in now
     assert mass_is_1(training)
-
-
-@pytest.mark.parametrize("storage", [None, Weights])
-@pytest.mark.parametrize("rule", [Pairwise(), Away(), Hybrid(), Corrective(), CacheOracle()], ids=repr)
-def test_rules_that_need_labelings_say_so(storage, rule):
-    name = "oracle" if isinstance(rule, CacheOracle) else "direction"
-    words = rf"{name}=.*storage=({'MeanParts' if storage is None else 'Weights'})\(\).*storage=Labelings\(\)"
-    with pytest.raises(ValueError, match=words):
-        multiclass(1).train(storage=None if storage is None else storage(), **{name: rule})
 
 
 def test_the_rest_needs_room_before_labelings_leave():

@@ -31,7 +31,6 @@ from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import (  # noqa: E402
     DualityGap,
     JointTraining,
-    Report,
     StructuredSVM,
 )
 from torchssvm.solvers import primal  # noqa: E402
@@ -237,21 +236,6 @@ def test_features_that_take_lengths(words, compiled):
         (batch,) = fitting.predict(model, DataLoader(words, batch_size=WORDS, collate_fn=words.collate))
         alone = [model.decode(x[None], torch.tensor([len(x)]))[0] for x, _, _ in words]
         assert all(torch.equal(row[: len(one)], one) for row, one in zip(batch, alone, strict=True))
-
-
-def test_a_fit_that_ends_in_the_first_stage_says_so(words, tmp_path, capsys):
-    class Stop(Callback):
-        def on_train_epoch_end(self, trainer, pl_module) -> None:
-            trainer.should_stop = True
-
-    gap, model = DualityGap(0.1), together(JointTraining(epochs=3))
-    with pytest.warns(UserWarning, match="the head is not solved, and has no certificate"):
-        trainer(gap, Stop(), Report(tmp_path), max_epochs=9).fit(model, loader(words), others())
-    assert gap.history == []
-    assert gap.stopped_because == "the fit ended while head and features were trained together: no certificate"
-    assert gap.stopped_because in capsys.readouterr().out
-    assert model.choice is None
-    assert bool(model.head.emission.any())
 
 
 def test_callbacks_that_monitor_the_gap(words, tmp_path):

@@ -51,28 +51,6 @@ def test_the_last_epoch_is_certified_once(words):
     assert len(gap.history) == 3
 
 
-@pytest.mark.parametrize(
-    "options, callback, reason",
-    [
-        ({"max_epochs": 100}, {"max_passes": 5}, "max_passes=5 reached, certified gap"),
-        ({"max_steps": 7}, {}, "max_steps=7 reached, certified gap"),
-        ({"max_epochs": 100}, {"stop": True}, "stopped by another callback, certified gap"),
-    ],
-)
-def test_other_reasons_to_stop(options, callback, reason, words):
-    class Stop(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            trainer.should_stop = True
-
-    others = [Stop()] if callback.pop("stop", False) else []
-    gap = DualityGap(1e-9, every_n_epochs=10, **callback)
-    fitting = trainer(gap, *others, **options)
-    fitting.fit(chain(), loader(words))
-    assert gap.stopped_because.startswith(reason)
-    assert len(gap.history) == 1 + (fitting.current_epoch > 1)
-    assert gap.certificate.passes < 10
-
-
 def test_a_small_gap_estimate_stops_nothing(words):
     class Lie(Callback):
         def on_train_batch_end(self, trainer, pl_module, *args):

@@ -3,7 +3,6 @@
 import copy
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import lightning as L
@@ -14,7 +13,7 @@ from cases.short_words import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import GDMM, Batch, LinearChain, LinearMultilabel, Relative
+from torchssvm import GDMM, LinearChain, LinearMultilabel, Relative
 from torchssvm.datasets import PaddedDataset
 from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
 from torchssvm.solvers.gdmm import FactorwiseCertificate
@@ -173,42 +172,3 @@ def test_features_below_are_as_they_were_after_a_fit_that_is_cut_off(cut_off: ty
     assert all(torch.equal(value, kept[name]) for name, value in features.state_dict().items())
     trainer(1).fit(module, loader(Words()))
     assert [p.requires_grad for p in features.parameters()] == before
-
-
-class Counting(nn.Module):
-    """Counts in a buffer how often it is called."""
-
-    calls: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.below = nn.Linear(3, 4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.below(x)
-
-
-def inferred() -> nn.Module:
-    with torch.inference_mode():
-        return nn.Linear(3, 4)
-
-
-def lazy() -> nn.Module:
-    return nn.Sequential(nn.Flatten(0, 1), nn.LazyBatchNorm1d(), nn.LazyLinear(4), nn.Unflatten(0, (-1, 4)))
-
-
-@pytest.mark.parametrize("make", [lazy, Counting, inferred])
-def test_features_whose_weights_rest_are_accepted(make: Callable[[], nn.Module]) -> None:
-    data, gap, features = Words(), DualityGap(1e-9, every_n_epochs=2), make()
-    module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features)
-    trainer(4, gap).fit(module, loader(data), loader(data))  # validation calls them too
-    with torch.no_grad():
-        given = features(data.x)
-    plain = GDMM(LinearChain(4, 3), [Batch(given, data.y, torch.arange(12))], num_examples=12, lam=0.1)
-    for _ in range(4):
-        plain.visit(torch.arange(12))
-        plain.step()
-    assert gap.certificate is not None
-    assert gap.certificate.dual == pytest.approx(plain.certify().dual, rel=1e-5)

@@ -11,7 +11,6 @@ from cases.problems import Problem, Training, chain, reference
 pytest.importorskip("lightning")
 
 from cases.items import with_solver
-from cases.lightning_words import loader, trainer
 
 from torchssvm import (
     CacheOracle,
@@ -21,13 +20,12 @@ from torchssvm import (
     LinearChain,
     MeanParts,
     Pairwise,
-    Weights,
     certify,
     recompute_weights,
 )
 from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.lightning import StructuredSVM
-from torchssvm.steps import Away, Hybrid, MaxOracle
+from torchssvm.steps import Away, Hybrid
 
 WORDS = 30
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
@@ -43,27 +41,6 @@ def words() -> PaddedDataset:
 
 def model(**options) -> StructuredSVM:
     return StructuredSVM(LinearChain(128, 26).double(), **with_solver(**{"lam": 0.05} | options))
-
-
-@pytest.mark.parametrize(
-    "rules, storage",
-    [
-        ({}, Labelings),
-        ({"direction": FrankWolfe(), "oracle": MaxOracle()}, MeanParts),
-        ({"direction": Pairwise()}, Labelings),
-        ({"oracle": CacheOracle()}, Labelings),
-        ({"direction": Corrective(), "oracle": CacheOracle()}, Labelings),
-        ({"storage": Labelings(7)}, Labelings),
-        ({"storage": Weights()}, Weights),
-    ],
-)
-def test_the_storage_is_what_direction_and_oracle_need(rules, storage, words):
-    made = model(**rules)
-    trainer(max_epochs=1).fit(made, loader(words))
-    assert type(made.dual.storage) is storage
-    assert made.dual.moved == 30
-    if "storage" in rules:
-        assert getattr(made.dual.storage, "capacity", None) == getattr(rules["storage"], "capacity", None)
 
 
 def moved(problem: Problem, random: torch.Generator) -> Problem:

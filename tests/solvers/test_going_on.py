@@ -170,17 +170,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("moved", [1, 2])
-def test_a_trainer_compares_the_targets_of_examples_that_stay(moved):
-    old, own = trained(), head()
-    state = [p.clone() for p in own.parameters()]
-    with pytest.raises(RuntimeError, match="other targets or lengths"):
-        solve(own, Some(range(25), moved=moved), 0.05, start=old, progress=False)
-    with pytest.raises(RuntimeError, match="examples \\[0"):
-        solve(own, Some([1, 0, *range(2, 25)]), 0.05, start=old, progress=False)
-    assert all(torch.equal(p, was) for p, was in zip(own.parameters(), state, strict=True))
-
-
 @pytest.mark.parametrize(("given", "kind", "words"), REFUSED)
 def test_what_does_not_fit_is_refused_and_nothing_changes(given, kind, words):
     old = trained()

@@ -11,7 +11,6 @@ from cases.problems import chain, through_a_file
 
 from torchssvm import (
     BCFW,
-    GDMM,
     BlockGap,
     DualState,
     LinearChain,
@@ -25,7 +24,6 @@ from torchssvm import (
 from torchssvm.core.batch import to_device
 from torchssvm.core.random_state import RandomState
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
-from torchssvm.solvers import CompiledBCFW
 
 ROWS = [[0, 1], [2, 3], [1, 4], [0, 2]]
 pytestmark = pytest.mark.cuda
@@ -119,21 +117,6 @@ def words(number=6):
     random = torch.Generator().manual_seed(0)
     x = torch.randn(number, 3, 4, generator=random)
     return PaddedDataset(x=x, y=torch.randint(0, 2, (number, 3), generator=random))
-
-
-REFUSED = {
-    "CompiledBCFW": lambda head, dual, batch: CompiledBCFW(head, dual, [batch]),
-    "GDMM": lambda head, dual, batch: GDMM(head, [batch], lam=0.1, num_examples=6),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_the_cpu_says_what_to_do(cuda, name):
-    make = REFUSED[name]
-    data, head = words(), LinearChain(4, 2).to(cuda)
-    batch = data.collate([data[i] for i in range(len(data))])
-    with pytest.raises(TypeError, match=r"head is on cuda:0.*head.to\('cpu'\)"):
-        make(head, DualState.for_head(head, num_examples=len(data), lam=0.1), batch)
 
 
 def places(head):

@@ -51,17 +51,6 @@ def test_it_agrees_with_the_certificate_and_changes_nothing():
     assert result.value == certify(training.head, training.dual, problem.everything(2)).primal
 
 
-def test_float32_is_summed_in_float64():
-    problem, wide = chain(3, dtype=torch.float32), chain(3)
-    for p, q in zip(problem.head.parameters(), wide.head.parameters(), strict=True):
-        with torch.no_grad():
-            p.copy_(torch.randn(p.shape, generator=rng(1)))
-            q.copy_(p)
-    result = primal(problem.head, problem.structure, problem.everything(2), problem.lam)
-    expected = primal(wide.head, wide.structure, wide.everything(2), wide.lam)
-    assert result.value == pytest.approx(expected.value, rel=1e-6)
-
-
 def test_an_approximate_oracle_brackets_the_primal():
     head, exact, batch = label_sets(1)
     randomise(head)

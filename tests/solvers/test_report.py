@@ -64,19 +64,6 @@ def test_the_files(report, tmp_path):
     assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == ["convergence.png", "report.json"]
 
 
-def test_figures_that_are_not_finite_are_null_in_json(tmp_path):
-    pytest.importorskip("matplotlib")
-    odd = RunReport(
-        "t", [(certificate(gap=-1e-9), math.inf)], num_weights=1, stopped_because="s", extra={"x": [math.nan]}
-    )
-    odd.write(tmp_path)
-    content = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
-    assert content["seconds"] is None
-    assert content["x"] == [None]
-    assert content["train_loss"] is None
-    assert "not known" in odd.table()
-
-
 def test_evaluate_counts_what_is_wrong():
     """Words of 1 and of 3 letters: 1 of 1 wrong, and 1 of 3."""
     x = torch.zeros(2, 3, 2)

@@ -7,27 +7,13 @@ import torch
 from cases.compiled_kinds import ARCS, label_sets, labelled_graphs, matchings
 from cases.problems import Problem, assert_same, flat
 
-from torchssvm import (
-    CompiledBCFW,
-    DualState,
-    Labelings,
-    MeanParts,
-    Multilabel,
-    PairwiseGraph,
-    Solver,
-    certify,
-    make_trainer,
-)
+from torchssvm import CompiledBCFW, DualState, Labelings, MeanParts, Multilabel, certify
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 from torchssvm.structures.pairwise_graph import TreeReweighted
 
 
 class OwnOracle(TreeReweighted):
     """Not the package's, and so not compiled."""
-
-
-class OwnGraph(PairwiseGraph):
-    """Likewise."""
 
 
 CASES = {
@@ -71,24 +57,6 @@ def test_the_oracle_may_change_between_passes(kind):
         with pytest.raises(TypeError, match=r"OwnOracle\(.*which has no compiled loop"):
             use()
     assert_same(loop.dual.state_dict(), before)
-
-
-@pytest.mark.parametrize("structure", [PairwiseGraph(3, OwnOracle()), OwnGraph(3)], ids=["oracle", "structure"])
-def test_what_is_not_compiled_is_named(structure):
-    problem = labelled_graphs()
-    problem.head.structure = structure
-
-    class Data:
-        def __len__(self):
-            return problem.n
-
-        def __getitem__(self, i):
-            return i
-
-        collate = staticmethod(problem.batch)
-
-    with pytest.raises(ValueError, match=r"compiled=True.*structure=PairwiseGraph\(3, .*which has no compiled loop"):
-        make_trainer(problem.head, Data(), 0.1, solver=Solver(compiled=True), progress=False)
 
 
 def test_graphs_that_have_changed_are_refused():

@@ -156,11 +156,6 @@ def test_where_the_relaxation_is_loose_both_problems_are_told_apart(decoder):
         exact = truth.primal(flat(task.head.parameters()).numpy())
         assert exact - 1e-9 <= found.primal <= found.relaxed_primal
         assert found.primal <= exact + 1e-9 or not found.exact
-        assert ("upper bound" in str(found)) != found.exact
-        problem, relaxation = str(found).split("; of the relaxation: ")
-        assert f"primal {found.primal:.6g}" in problem
-        assert f"gap {found.gap:.6g} (" in problem
-        assert relaxation.startswith(f"primal {found.relaxed_primal:.6g}, dual {found.relaxed_dual:.6g}, gap ")
         assert found.dual >= duals[-1][0]
         assert found.relaxed_dual >= duals[-1][1]
         duals.append((found.dual, found.relaxed_dual))

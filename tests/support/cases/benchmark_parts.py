@@ -11,7 +11,6 @@ import torch
 
 
 def part_of(name: str) -> ModuleType:
-    """The module of a part."""
     return importlib.import_module(f"suite.{name}")
 
 

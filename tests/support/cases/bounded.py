@@ -16,7 +16,6 @@ Bounds = dict[str, tuple[Any, Any]]
 
 
 def groups_of(head: torch.nn.Module, bounds: Bounds) -> list[dict[str, Any]]:
-    """A group for every parameter."""
     results = []
     for name, parameter in head.named_parameters():
         lower, upper = bounds.get(name, (None, None))
@@ -34,7 +33,6 @@ class Bounded(Training):
         self.optim = BCFW(groups_of(problem.head, bounds), self.dual, line_search=line_search)
 
     def limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper bounds of all weights."""
         return limits(self.problem, self.bounds)
 
     def unclipped(self) -> torch.Tensor:

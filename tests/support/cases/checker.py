@@ -179,7 +179,6 @@ def run(kind: str, seed: int, file: Path, steps: int) -> Trace:
 
 
 def faults(trace: Trace, kind: str, seed: int) -> list[str]:
-    """What is wrong in a trace."""
     listed, wrong, slack = make(kind, seed), [], ROUNDING[dtype_of(seed)]
     for before, after in itertools.pairwise([0.0, *trace.values]):
         if after < before - slack * (1.0 + abs(before)):

@@ -71,7 +71,6 @@ SEQUENCES = {
 
 
 def label_sets(*, n: int = 8, labels: int = 4, features: int = 3, dtype: torch.dtype = torch.float64, **o) -> Problem:
-    """Random sets of labels."""
     random = rng(6)
     x, y = torch.randn(n, features, generator=random, dtype=dtype), torch.randint(0, 2, (n, labels), generator=random)
     return Problem(LinearMultilabel(features, labels, **o).to(dtype), x, y, None, 0.05)
@@ -157,7 +156,6 @@ class Decided(Problem):
 
 
 def decisions(oracle: Any, *, n: int = 8, known: bool = False, given: Tensor | None = None, **o) -> Decided:
-    """Random features and costs."""
     random, dtype, size = rng(13), o.pop("dtype", torch.float64), oracle.num_costs
     head = LinearDecisions(o.pop("features", 3), structure=Decisions(oracle), **o).to(dtype)
     x = torch.randn(n, *([size] if head.shared else []), head.in_features, generator=random, dtype=dtype)
@@ -327,8 +325,6 @@ ARCS = {
 
 
 class Lists(Problem):
-    """Sequences of lists of features."""
-
     def batch(self, rows):
         batch = super().batch(rows)
         return batch.replace(x=SparseFeatures(batch.x))

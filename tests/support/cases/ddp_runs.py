@@ -39,7 +39,6 @@ def shuffled(words, size: int = 3) -> DataLoader:
 
 
 def bits(model) -> str:
-    """All weights, exactly."""
     weights = [p.detach().flatten().double() for p in (*model.parameters(), *model.buffers())]
     return torch.cat(weights).numpy().tobytes().hex()
 
@@ -111,8 +110,6 @@ def joint(words) -> dict:
 
 
 class OwnModule(L.LightningModule):
-    """A user's module of the plain objects."""
-
     def __init__(self, words) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -178,7 +175,6 @@ def refusals(words) -> dict[str, str]:
 
 
 def main(folder: Path) -> None:
-    """What one of the processes does."""
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message="It is recommended to use `self.log")  # figures are those of all
     words, rank = some_words(), int(os.environ["RANK"])

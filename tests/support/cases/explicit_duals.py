@@ -46,7 +46,6 @@ class ExplicitDuals:
         return [self.masses(i) @ self.columns(i) for i in range(self.truth.n)]
 
     def losses(self) -> list[float]:
-        """l_i."""
         pairs = zip(self.alphas(), self.truth.losses, strict=True)
         return [float(alpha @ losses) / self.truth.n for alpha, losses in pairs]
 
@@ -88,7 +87,6 @@ class ExplicitDuals:
         self.outputs[i][place], self.mass[i][place], self.used[i][place] = new
 
     def _merge(self, i: int, output: int, mass: float) -> None:
-        """Into the rest."""
         if mass > 0.0:
             total = self.rest_mass[i] + mass
             self.rest[i] = (self.rest_mass[i] * self.rest[i] + mass * np.eye(len(self.rest[i]))[output]) / total

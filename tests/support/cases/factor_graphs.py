@@ -104,8 +104,6 @@ class Duals:
 
 @dataclass
 class FactorGraph:
-    """All examples of a task."""
-
     variables: list[Variable]
     factors: list[Factor]
     lam: float

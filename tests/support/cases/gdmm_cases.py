@@ -21,7 +21,6 @@ from cases.factor_graphs import Duals, FactorGraph, Task
 from cases.problems import assert_same, examples, flat, through_a_file
 from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.core.batch import apply_head
-from torchssvm.solvers import EveryPasses
 from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
 
 RULES = [FullyCorrective(), AwayStep(), BlockGreedy()]
@@ -32,18 +31,14 @@ SEEDS = st.integers(0, 2**31 - 1)
 
 
 def saved(gdmm: GDMM) -> dict[str, Any]:
-    """Its state after a trip through a file."""
     return through_a_file(gdmm.state_dict())
 
 
 def scaled(x: Any, factor: float) -> Any:
-    """Features times a number."""
     return x._replace(values=x.values * factor) if isinstance(x, SparseFeatures) else x * factor
 
 
 class FactorGraphTestCase(ABC):
-    """A kind of factor graph."""
-
     #: Options of ``make``: all kinds of heads and losses.
     VARIANTS: ClassVar[list[dict[str, Any]]]
 
@@ -395,13 +390,3 @@ class FactorGraphTestCase(ABC):
         assert certificate.drift <= 1e-4
         assert certificate.relaxed_gap <= 1e-4
         assert certificate.relaxed_dual - 1e-6 <= best <= certificate.relaxed_primal + 1e-5
-
-    def test_solve_stops_and_reports(self):
-        gdmm = self.trained(2, passes=0)
-        checks = []
-        certificate = gdmm.solve(0.0, max_passes=7, schedule=EveryPasses(3), on_check=checks.append)
-        assert [check.passes for check in checks] == [3, 6, 7]
-        assert certificate is checks[-1]
-        assert certificate.passes == 7.0
-        assert str(certificate).startswith("primal")
-        assert str(gdmm.step()).startswith("pass 8")

@@ -84,7 +84,6 @@ class GraphProblem:
         return random
 
     def batch(self, rows):
-        """Cropped to the largest graph."""
         index = torch.as_tensor(rows)
         size = int(self.lengths[index].max())
         edges = pad_edges([self.edges[i] for i in index.tolist()])

@@ -41,7 +41,6 @@ class HeadTestCase(ABC):
         """Inputs that must be refused, with words of the error."""
 
     def setting(self, seed: int, batch: int = 3) -> tuple[nn.Module, tuple[Tensor, ...]]:
-        """A head with random weights."""
         random = rng(seed)
         head = self.make_head().double()
         with torch.no_grad():

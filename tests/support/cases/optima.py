@@ -46,6 +46,5 @@ def solve_dual(matrix: np.ndarray, losses: np.ndarray, lam: float, **constraints
 
 
 def checked(bounds: Bounds) -> Bounds:
-    """The same, if they are close."""
     assert -1e-9 <= bounds.high - bounds.low <= 1e-7 * (1.0 + bounds.high), "the reference itself is not solved"
     return bounds

@@ -69,8 +69,6 @@ class WithoutAdjoint(nn.Module):
 
 @dataclass
 class Problem:
-    """A training set and its head."""
-
     head: nn.Module
     x: Tensor
     y: Tensor
@@ -117,8 +115,6 @@ def steps_of(sweeps: int) -> BlockSteps:
 
 
 class Training:
-    """The plain torch loop around a problem."""
-
     def __init__(
         self,
         problem: Problem,
@@ -271,7 +267,6 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {"multiclass": multiclass, "chain"
 
 
 def with_weights(kind: str, seed: int, **options: Any) -> Problem:
-    """A problem whose weights are random."""
     problem, random = PROBLEMS[kind](seed, **options), rng(seed)
     with torch.no_grad():
         for p in problem.head.parameters():

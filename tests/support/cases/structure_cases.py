@@ -119,7 +119,6 @@ class StructureTestCase(LabelingsTestCase):
         return potentials.replace(other)
 
     def best(self, structure: Structure, potentials: Potentials, target: Any | None) -> Tensor:
-        """The maximum over all outputs."""
         best = torch.full((potentials.batch_size,), -torch.inf, dtype=torch.float64)
         for labeling in structure.enumerate(potentials):
             if target is None:
