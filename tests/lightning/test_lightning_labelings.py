@@ -10,37 +10,22 @@ from cases.problems import Problem, Training, chain, reference
 
 pytest.importorskip("lightning")
 
-from cases.items import with_solver
 
 from torchssvm import (
     CacheOracle,
     Corrective,
     FrankWolfe,
     Labelings,
-    LinearChain,
     MeanParts,
     Pairwise,
     certify,
     recompute_weights,
 )
-from torchssvm.datasets import OCR, PaddedDataset
-from torchssvm.lightning import StructuredSVM
 from torchssvm.steps import Away, Hybrid
 
-WORDS = 30
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-
-
-@pytest.fixture(scope="module")
-def words() -> PaddedDataset:
-    ocr = OCR()
-    return PaddedDataset(ocr.x[:WORDS].double(), ocr.y[:WORDS], ocr.lengths[:WORDS])
-
-
-def model(**options) -> StructuredSVM:
-    return StructuredSVM(LinearChain(128, 26).double(), **with_solver(**{"lam": 0.05} | options))
 
 
 def moved(problem: Problem, random: torch.Generator) -> Problem:
