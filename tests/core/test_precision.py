@@ -286,7 +286,7 @@ def test_features_below_a_head_stay_in_the_precision_of_the_process():
 
 def test_lightning_trains_a_users_head_in_full_precision():
     pytest.importorskip("lightning")
-    from cases.short_words import trainer
+    from cases.lightning_chains import trainer
 
     from torchssvm.lightning import StructuredSVM
 

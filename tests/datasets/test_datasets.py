@@ -4,8 +4,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from cases.fresh import fresh_python
 from cases.problems import examples
+from cases.python_process import fresh_python
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn

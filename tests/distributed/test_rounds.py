@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from cases.compiled_kinds import lists
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, assert_same, flat, rng
 from cases.processes import in_processes
 

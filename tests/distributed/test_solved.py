@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, assert_same, flat
 from cases.processes import in_processes
 from torch.utils.data import DataLoader

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.items import with_solver  # noqa: E402
-from cases.lightning_words import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
+from cases.lightning_letters import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
+from cases.problem_data import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
 
 from torchssvm import (  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.lightning_words import WORDS, Features, chain, everything, loader, some_words, trainer
+from cases.lightning_letters import WORDS, Features, chain, everything, loader, some_words, trainer
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.data import DataLoader, IterableDataset, Subset

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("lightning")
 
-from cases.items import with_solver
-from cases.lightning_words import everything, loader, trainer
+from cases.lightning_letters import everything, loader, trainer
+from cases.problem_data import with_solver
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, certify

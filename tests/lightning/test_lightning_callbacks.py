@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
+from cases.lightning_chains import MODELS, Watch, Words, svm, trainer  # noqa: E402
 from lightning.pytorch.callbacks import (  # noqa: E402
     BatchSizeFinder,
     Callback,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.items import with_solver
-from cases.lightning_words import Features, chain, everything, loader, some_words, trainer
+from cases.lightning_letters import Features, chain, everything, loader, some_words, trainer
+from cases.problem_data import with_solver
 from torch.utils.data import DataLoader
 
 from torchssvm import (

@@ -8,8 +8,8 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from cases.short_words import Words
-from cases.short_words import trainer as quiet
+from cases.lightning_chains import Words
+from cases.lightning_chains import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
 

@@ -15,7 +15,7 @@ from torch import nn
 L = pytest.importorskip("lightning")
 
 from cases.every_head import HEADS  # noqa: E402
-from cases.short_words import Words, trainer  # noqa: E402
+from cases.lightning_chains import Words, trainer  # noqa: E402
 
 import torchssvm.structures as structures  # noqa: E402
 from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, SlackRescaling, Solver  # noqa: E402

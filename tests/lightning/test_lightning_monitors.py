@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
+from cases.lightning_chains import MODELS, Watch, Words, svm, trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
 
 from torchssvm import LinearChain, certify  # noqa: E402

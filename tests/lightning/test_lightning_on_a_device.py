@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.items import with_solver  # noqa: E402
-from cases.lightning_words import trainer  # noqa: E402
+from cases.lightning_letters import trainer  # noqa: E402
+from cases.problem_data import with_solver  # noqa: E402
 
 from torchssvm import LinearChain, LinearMulticlass  # noqa: E402
 from torchssvm.datasets import PaddedDataset  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 L = pytest.importorskip("lightning")
 
-from cases.short_words import Words, svm, trainer  # noqa: E402
+from cases.lightning_chains import Words, svm, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     CacheOracle,

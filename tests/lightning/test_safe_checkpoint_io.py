@@ -9,7 +9,7 @@ import torch
 
 L = pytest.importorskip("lightning")
 
-from cases.short_words import trainer as quiet  # noqa: E402
+from cases.lightning_chains import trainer as quiet  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 from torchssvm import LinearChain  # noqa: E402

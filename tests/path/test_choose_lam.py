@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, Problem, reference
 
 from torchssvm import Chain, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve

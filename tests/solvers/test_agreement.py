@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from baselines import CuttingPlane, ExponentiatedGradient, NSlack, OneSlack, Subgradient
-from cases.items import Items
 from cases.kernel_problems import kernel_svm
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, Problem, Training, chain, flat, multiclass, reference, rng
 
 from torchssvm import (

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases.custom import LabelSets, Scores, label_sets
 from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, multiclass, rng
 from cases.problems import refused as unchanged
+from cases.top_label_sets import LabelSets, Scores, label_sets
 from torch import nn
 
 from torchssvm import (

@@ -177,19 +177,3 @@ def test_weights_that_are_not_zero_are_set_to_zero_with_a_warning():
         warnings.simplefilter("error")
         BCFW(problem.head.parameters(), training.dual)  # the weights are the dual's now
     assert training.weights().count_nonzero() > 0
-
-
-def test_counters():
-    training = chain(2).train()
-    assert (training.dual.steps, training.dual.oracle_calls, training.dual.visits, training.dual.passes) == (0, 0, 0, 0)
-    assert training.dual.gap_estimate == float("inf")
-    training.step([0, 1])
-    training.optim.zero_grad()
-    training.backward([2])
-    training.backward([3])
-    training.optim.step()
-    assert (training.dual.steps, training.dual.oracle_calls, training.dual.visits) == (2, 4, 3)
-    assert training.dual.passes == 4 / 5
-    training.step([4])
-    assert training.dual.gap_estimate == pytest.approx(float(training.dual.gap_estimates.sum()))
-    assert training.dual.gap_estimate < float("inf")

@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 import torch
-from cases.custom import Approximate, LabelSets, label_sets
 from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, refused, rng
+from cases.top_label_sets import Approximate, LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 

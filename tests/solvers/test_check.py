@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.compiled_kinds import ARCS, OTHERS
-from cases.custom import Approximate, LabelSets, Scores, label_sets
 from cases.problems import assert_same, chain, multiclass
+from cases.top_label_sets import Approximate, LabelSets, Scores, label_sets
 from torch import nn
 
 from torchssvm import Batch, Chain, LinearChain, LinearMulticlass, Multiclass, Potentials, WeightedLabels, check

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases.items import Items
 from cases.kernel_problems import kernel_svm
+from cases.problem_data import Items
 from cases.problems import assert_same, chain, multiclass
 from torch import nn
 from torch.utils.data import DataLoader

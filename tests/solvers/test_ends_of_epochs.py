@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import assert_same, chain
 from torch.utils.data import DataLoader
 

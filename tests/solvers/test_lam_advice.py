@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS
 
 from torchssvm import Relative, guess_lam, solve

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases.custom import Approximate, label_sets
 from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
+from cases.top_label_sets import Approximate, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn

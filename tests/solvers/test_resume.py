@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.items import with_solver  # noqa: E402
+from cases.problem_data import with_solver  # noqa: E402
 from cases.problems import assert_same  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 

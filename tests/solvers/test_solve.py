@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, chain, multiclass, reference
 from torch.utils.data import DataLoader
 

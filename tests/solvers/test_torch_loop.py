@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, Problem, chain, multiclass, reference
 
 from torchssvm import BCFW, BlockGap, DualState, Permutation, Solver, TorchLoop, Uniform, in_order, make_trainer

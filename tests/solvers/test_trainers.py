@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import torch
-from cases.items import Items
 from cases.kernel_problems import kernel_svm
+from cases.problem_data import Items
 from cases.problems import chain
 from cases.trainer_cases import TrainerTestCase
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.approximate_oracles import Adversary
-from cases.custom import LabelSets, label_sets
 from cases.problems import PROBLEMS, examples, multiclass, reference, rng
+from cases.top_label_sets import LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -134,7 +134,7 @@ def test_a_report_says_whether_the_oracle_was_exact(exact):
 def classes_under_a_trainer(structure, tolerance, *callbacks, **options):
     """Twenty random examples; the model, the trainer and its certificates."""
     pytest.importorskip("lightning")
-    from cases.short_words import trainer
+    from cases.lightning_chains import trainer
 
     from torchssvm.lightning import DualityGap, StructuredSVM
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from baselines import CuttingPlane, NSlack, OneSlack
 from baselines.block_qp import PlaneBlocks, _ascend, ascend_simplex
-from cases.custom import Approximate, label_sets
 from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
+from cases.top_label_sets import Approximate, label_sets
 from hypothesis import example, given, reject
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from baselines import grid_search
-from cases.items import Items, plainly
+from cases.problem_data import Items, plainly
 from cases.problems import PROBLEMS, assert_same, multiclass, reference
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cases.compiled_kinds import ARCS, KINDS
-from cases.fresh import fresh_python
 from cases.problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng, through_a_file
+from cases.python_process import fresh_python
 
 from torchssvm import (
     CacheOracle,

@@ -22,7 +22,6 @@ from torchssvm import (
 )
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.steps import Away, Hybrid, MaxOracle
-from torchssvm.structures.weighted import Weighted
 
 KINDS = KINDS | ARCS
 RULES = [
@@ -102,15 +101,6 @@ def test_a_resumed_run_is_the_one_left_alone_to_the_bit(rules):
         loop.certify()
     assert_same(again.dual.state_dict(), alone.dual.state_dict())
     assert again.dual.value() > 0.0
-
-
-@kinds
-def test_other_weights_are_other_examples(kind):
-    loop, problem = weighted(kind), Weighing(KINDS[kind]())
-    batch = problem.batch([1, 4])
-    loop.check_targets(batch)
-    with pytest.raises(RuntimeError, match="index names"):
-        loop.check_targets(batch.replace(y=Weighted(batch.y.value, batch.y.weight + 1.0)))
 
 
 @pytest.mark.parametrize("wrong", [-1.0, torch.nan, torch.inf])

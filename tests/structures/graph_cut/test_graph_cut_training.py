@@ -109,7 +109,7 @@ def test_head_and_structure_pass_the_check(oracle, bounds):
 @pytest.mark.slow
 def test_lightning_decodes_and_writes_segmentations(tmp_path):
     pytest.importorskip("lightning")
-    from cases.short_words import trainer
+    from cases.lightning_chains import trainer
 
     from torchssvm.lightning import DualityGap, StructuredSVM, WritePredictions
 

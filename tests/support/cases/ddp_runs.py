@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from cases.lightning_words import Features, chain, everything, loader, some_words, trainer
+from cases.lightning_letters import Features, chain, everything, loader, some_words, trainer
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, SoftmaxMargin, Solver
 from torchssvm.lightning import (
     AveragedWeights,
