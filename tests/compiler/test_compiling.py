@@ -3,7 +3,7 @@
 import time
 
 import numba
-from cases.fresh import fresh_python
+from cases.python_process import fresh_python
 
 from torchssvm.compiler import jit
 from torchssvm.compiler.jit import njit

@@ -400,10 +400,10 @@ def test_fields_elements_and_parts_are_those_of_numpy(package, i, j):
     results = []
     for run in (njit(reads_and_writes), reads_and_writes):
         x = np.arange(12.0).reshape(2, 3, 2)
-        held = outer(x, np.array([True, False, True]), None, inner(np.array([1, 0, -2], np.int32), 0.5))
+        stored = outer(x, np.array([True, False, True]), None, inner(np.array([1, 0, -2], np.int32), 0.5))
         out = np.zeros(6)
-        run(held, i, j, out)
-        results.append((out, *held[:2], held.inner.counts))
+        run(stored, i, j, out)
+        results.append((out, *stored[:2], stored.inner.counts))
     for compiled, plain in zip(*results, strict=True):
         np.testing.assert_array_equal(compiled, plain)
 

@@ -50,10 +50,7 @@ def output(*arguments: str, switch: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("torch", "classes", "label sets"),
-        pytest.param(("compiled", "classes"), marks=pytest.mark.slow),
-    ],
+    [("torch", "classes", "label sets"), pytest.param(("compiled", "classes"), marks=pytest.mark.slow)],
     ids=lambda arguments: arguments[0],
 )
 def test_stock_numba_learns_the_same_labels(arguments):

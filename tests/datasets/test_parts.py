@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS
 
 from torchssvm import in_order, solve

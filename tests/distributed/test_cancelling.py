@@ -36,12 +36,12 @@ def test_the_length_of_directions_that_cancel_is_not_negative():
         direction = torch.randn(5, generator=random, dtype=torch.float64)
         factor = -1.0 - float(torch.rand((), generator=random, dtype=torch.float64))
         figures = Figures(1e6, 1.0, *([0] * (len(Figures._fields) - 2)))
-        found = Exchange(Opposite(factor), [direction])(lambda own=(direction, figures): ([own[0]], own[1]), lam)
+        result = Exchange(Opposite(factor), [direction])(lambda own=(direction, figures): ([own[0]], own[1]), lam)
         products = torch.zeros(2, 2, dtype=torch.float64)
         add_products(torch.stack([direction, factor * direction], 1).numpy(), products.numpy())
         beta = solve_box_qp(products / lam, torch.tensor([1e6, 0.0], dtype=torch.float64), _SWEEPS)
         negative += float(beta @ products @ beta) < 0.0
-        assert found.squared_norm >= 0.0
-        assert found.rho >= 0.0
-        assert 0.0 <= exact_step(found.figures.value, found.squared_norm, lam, found.figures.largest) <= 1.0
+        assert result.squared_norm >= 0.0
+        assert result.rho >= 0.0
+        assert 0.0 <= exact_step(result.figures.value, result.squared_norm, lam, result.figures.largest) <= 1.0
     assert negative > 0  # else this has tested nothing

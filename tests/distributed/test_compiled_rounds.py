@@ -59,7 +59,7 @@ def test_rounds_keep_blocks_losses_and_weights_together(kind):
     def train(rank, size):
         if kind == "many weights":
             dual_state._LARGE = 10  # in this process alone: directions are rows
-        found = []
+        results = []
         for storage, direction, oracle in rules():
             loop = make(problem, storage, direction, oracle, **({"round_visits": 3} if size > 1 else {}))
             values, proofs, evicted = [0.0], [], False
@@ -74,8 +74,10 @@ def test_rounds_keep_blocks_losses_and_weights_together(kind):
                 values.append(loop.dual.value())
             if isinstance(storage, Labelings):
                 evicted = bool(storage.mixed.any())
-            found.append((values, [(p.primal, p.dual) for p in proofs], flat(loop.dual.parameters), estimate, evicted))
-        return found
+            results.append(
+                (values, [(p.primal, p.dual) for p in proofs], flat(loop.dual.parameters), estimate, evicted)
+            )
+        return results
 
     if kind != "many weights":
         train(0, 1)  # loads the kernels
@@ -108,13 +110,6 @@ def test_a_process_without_gaps_waits_for_the_others(kind):
     assert in_processes(2, train) == [True, True]
 
 
-@pytest.mark.parametrize("visits", [0, -1, 2.5, True, "4"])
-def test_the_size_of_a_round_in_a_checkpoint_is_checked(visits):
-    loop = make(PROBLEMS["multiclass"](4, n=14, lam=0.1))
-    with pytest.raises(ValueError, match=r"\['round_visits'\] should be an int, at least 1"):
-        loop.load_state_dict({**loop.state_dict(), "round_visits": visits})
-
-
 def test_several_processes_solve_and_repeat_the_same_bits():
     problem = KINDS["chain"]()
     problem.lam = 0.3
@@ -133,24 +128,3 @@ def test_several_processes_solve_and_repeat_the_same_bits():
         assert first[0][0] - first[0][1] <= 0.03
         assert max(dual, first[0][1]) <= min(primal, first[0][0])
         assert first[0][2] < 2.0 * passes
-
-
-def test_the_size_of_a_round_is_chosen_by_sizes_and_kept():
-    problem = PROBLEMS["multiclass"](4, n=200, lam=0.1)
-
-    def train(rank):
-        loop = make(problem)
-        chosen = loop._rounds.visits
-        loop.step(16 * 2 * 10)
-        assert loop._rounds.visits == chosen
-        loop.consolidate_state_dict()
-        state = {**loop.draws.own_state(), "round_visits": chosen} if rank else loop.state_dict()
-        again = make(problem)
-        again.load_state_dict(state)
-        return chosen, state["round_visits"], again._rounds.visits
-
-    train_alone = make(problem)
-    train_alone.step(10)
-    first, second = in_processes(2, train)
-    assert first == second
-    assert 1 <= first[0] == first[1] == first[2] <= 200 // 2 // 20

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, assert_same
 from cases.processes import ENDED, in_processes, refused
 
@@ -73,20 +73,20 @@ def test_an_error_in_one_process_is_one_in_all_and_training_goes_on():
     problem = PROBLEMS["multiclass"](3, n=15, lam=0.05)
 
     def train(rank):
-        training, found = problem.copy().train(), []
+        training, results = problem.copy().train(), []
         own = training.dual.own
         for place, error in enumerate(ERRORS):
             training.step([own[place % len(own)]])
             training.step([own[0]])
             before = kept(training.dual)
-            found.append(refused(lambda error=error: error(training, rank, [own[1]])))
+            results.append(refused(lambda error=error: error(training, rank, [own[1]])))
             training.optim.zero_grad()
             after = kept(training.dual)
             for state in (before[0], after[0]):
                 del state["seal"], state["visits"]
             assert_same(after, before)
         training.step([own[2]])
-        return found, training.dual.value()
+        return results, training.dual.value()
 
     problem.copy().train().step([0])
     every = in_processes(3, train, timeout=10.0)
@@ -121,7 +121,7 @@ def test_a_compiled_round_that_one_process_refuses_is_taken_back():
 
         if rank == 1:
             loop._visit = wrong
-        found = refused(lambda: loop.step(6))
+        result = refused(lambda: loop.step(6))
         loop._visit = visit
         for state in (before[0], (after := kept(loop.dual))[0]):
             for name in ("seal", "storage"):  # the blocks hold their mass in other slots
@@ -131,7 +131,7 @@ def test_a_compiled_round_that_one_process_refuses_is_taken_back():
         assert again.dual == pytest.approx(before[1], rel=1e-12)
         assert again.drift < 1e-12
         loop.step(6)
-        return found, loop.dual.value() >= before[1] > proof.dual
+        return result, loop.dual.value() >= before[1] > proof.dual
 
     (first, one), (second, two) = in_processes(2, train, timeout=10.0)
     assert one

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from cases.compiled_kinds import lists
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, assert_same, flat, rng
 from cases.processes import in_processes
 
@@ -24,8 +24,6 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core import ranks as ranks_module
-from torchssvm.core.ranks import Ranks
-from torchssvm.distributed import exchange
 from torchssvm.distributed.exchange import Exchange
 
 STORAGES = {
@@ -91,17 +89,6 @@ def test_rows_are_exchanged_where_they_are_few(in_slices):
     (rows, few), (dense, many) = (in_processes(3, lambda rank, s=s: train(rank, s))[0] for s in (True, False))
     torch.testing.assert_close(rows, dense, rtol=1e-12, atol=1e-13)
     assert few < many / 2
-
-
-def test_lengths_of_slices_are_exact(monkeypatch):
-    found = []
-    monkeypatch.setattr(exchange, "_FEW", 0)
-    monkeypatch.setattr(exchange._Slice, "width", 2**24 + 1)  # float32 has no such number
-    monkeypatch.setattr(Exchange, "_collect", lambda self, slices, beta, widths: found.append(widths))
-    weights = torch.ones(3)
-    sums = Exchange(Ranks(), [weights])
-    sums._in_slices([weights], torch.full((1, 1), -1.0), lambda products: torch.ones(1, dtype=torch.float64))
-    assert found[0].tolist() == [[2**24 + 1]]
 
 
 def test_visits_are_those_of_all_processes():

@@ -8,12 +8,10 @@ import math
 import pytest
 import torch
 from cases.compiled_kinds import ARCS, lists, matchings
-from cases.items import Items
 from cases.problems import PROBLEMS, assert_same, flat
 from cases.processes import in_processes, refused
 
 from torchssvm import (
-    BlockGap,
     CacheOracle,
     CompiledBCFW,
     Corrective,
@@ -22,7 +20,6 @@ from torchssvm import (
     Labelings,
     MeanParts,
     Pairwise,
-    TorchLoop,
     Weights,
     certify,
     load_checkpoint,
@@ -41,9 +38,13 @@ STORAGES = {
 def blocks_of(dual):
     """All that training depends on, wherever the rows of blocks lie in memory and whatever their clock shows."""
     own = {name: value for name, value in dual.own_state().items() if name not in ("storage", "seal")}
-    held = dual.storage
-    if isinstance(held, Labelings):
-        own["mass"], own["rest"], own["count"] = held.sets.mass.clone(), held.rest_mass.clone(), held.sets.count.clone()
+    stored = dual.storage
+    if isinstance(stored, Labelings):
+        own["mass"], own["rest"], own["count"] = (
+            stored.sets.mass.clone(),
+            stored.rest_mass.clone(),
+            stored.sets.count.clone(),
+        )
     return own, dual.value(), dual.gap_estimate
 
 
@@ -152,27 +153,6 @@ def test_the_compiled_loop_goes_on_with_the_same_bits(kind, tmp_path):
     in_processes(3, train)
 
 
-def test_a_loop_and_its_dual_are_saved_together(tmp_path):
-    problem = PROBLEMS["multiclass"](4, n=9, lam=0.1)
-
-    def run(loop, steps):
-        return [loop.step() for _ in range(steps)]
-
-    def train(rank):
-        loop, again = (
-            TorchLoop(made.head, BlockGap(made.dual), Items(problem), batch_size=2, optimizer=made.optim)
-            for made in (problem.copy().train() for _ in range(2))
-        )
-        run(loop, 4)
-        save_checkpoint(tmp_path / "run.pt", trainer=loop, dual=loop.dual)
-        run(loop, 4)
-        load_checkpoint(tmp_path / "run.pt", trainer=again, dual=again.dual)
-        run(again, 4)
-        assert_same(blocks_of(again.dual), blocks_of(loop.dual))
-
-    in_processes(2, train)
-
-
 @pytest.mark.parametrize("storage", STORAGES)
 def test_other_numbers_of_processes_certify_the_same(storage, tmp_path):
     problem = PROBLEMS["chain"](4, n=15, lam=0.03)
@@ -235,19 +215,19 @@ def test_a_damaged_file_is_refused_by_all(tmp_path):
     def train(rank):
         loop = Loop(problem, {}).run(4)
         before = copy.deepcopy(loop.now())
-        found = refused(lambda: load_checkpoint(tmp_path / f"{rank}.pt", **loop.objects()))
+        result = refused(lambda: load_checkpoint(tmp_path / f"{rank}.pt", **loop.objects()))
         assert_same(loop.now(), before)
         loop.run(4)
-        return found
+        return result
 
     def save(rank):
         for name in range(2):
             save_checkpoint(tmp_path / f"{name}.pt", **Loop(problem, {}).run(2).objects())
 
     in_processes(2, save)
-    held = bytearray((tmp_path / "1.pt").read_bytes())
-    held[len(held) // 2] ^= 1
-    (tmp_path / "1.pt").write_bytes(bytes(held))
+    stored = bytearray((tmp_path / "1.pt").read_bytes())
+    stored[len(stored) // 2] ^= 1
+    (tmp_path / "1.pt").write_bytes(bytes(stored))
     (_, text), (kind, other) = in_processes(2, train)
     assert kind == "ValueError"
     assert "rank 1 of 2 refuses" in text

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, assert_same, flat
 from cases.processes import in_processes
 from torch.utils.data import DataLoader
@@ -41,13 +41,13 @@ def overlap(brackets):
 
 def same_everywhere(job, sizes=(1, 3)):
     """What the first process returns, for each number of them; all return the same bits."""
-    found = []
+    results = []
     for size in sizes:
         first, *others = in_processes(size, job)
         for other in others:
             assert_same(other, first)
-        found.append(first)
-    return found
+        results.append(first)
+    return results
 
 
 RUNS = {
@@ -102,9 +102,9 @@ def test_averages_are_certified():
         assert average.count == training.dual.steps
         return proof.primal, proof.dual, flat(average.weights)
 
-    found = same_everywhere(job)
-    assert overlap([(dual, primal) for primal, dual, _ in found])
-    assert all(primal >= dual > 0.0 for primal, dual, _ in found)
+    result = same_everywhere(job)
+    assert overlap([(dual, primal) for primal, dual, _ in result])
+    assert all(primal >= dual > 0.0 for primal, dual, _ in result)
 
 
 @pytest.mark.parametrize("order", [None, Permutation()])
@@ -156,10 +156,10 @@ def test_the_path_covers_every_lambda(rule):
         )
         return [(point.lam, point.gap, point.primal, point.passes) for point in path.points], path.lowest
 
-    found = same_everywhere(job)
-    largest = [points[0][0] for points, _ in found]
+    result = same_everywhere(job)
+    largest = [points[0][0] for points, _ in result]
     assert largest == pytest.approx([largest[0]] * 2, rel=1e-9)
-    for points, lowest in found:
+    for points, lowest in result:
         assert lowest <= 0.2
         assert all(gap <= 0.3 for _, gap, *_ in points)
 
@@ -215,8 +215,8 @@ def test_the_choice_of_lambda():
             flat(head.parameters()),
         ]
 
-    found = same_everywhere(job, (1, 2))
-    one, two = ({lam: (dual, primal) for lam, primal, dual, _ in each[0]} for each in found)
+    result = same_everywhere(job, (1, 2))
+    one, two = ({lam: (dual, primal) for lam, primal, dual, _ in each[0]} for each in result)
     assert len(one.keys() & two.keys()) >= 5  # how far the choice goes on beyond its guess depends on the scores
     assert all(overlap([one[lam], two[lam]]) for lam in one.keys() & two.keys())
-    assert all(math.isfinite(score) for *_, score in found[1][0])
+    assert all(math.isfinite(score) for *_, score in result[1][0])

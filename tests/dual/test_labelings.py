@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 
 import numpy as np
 import pytest
 import torch
 from cases.explicit_duals import ExplicitDuals, recorded_moves
-from cases.problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, multiclass, reference, rng
+from cases.problems import PROBLEMS, Training, assert_same, chain, examples, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Potentials, Weights, certify
+from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.labelings import StoredLabelings
@@ -72,8 +71,8 @@ def test_trajectories_are_those_of_explicit_duals(direction, capacity, seed, kin
     explicit = ExplicitDuals(truth, capacity)
     for step, rows in enumerate(schedule(problem.n, seed, 14)):
         if step % 5 == 4:
-            found = certify(training.head, training.dual, problem.everything(2), refresh=False)
-            assert found.drift < 1e-9
+            certificate = certify(training.head, training.dual, problem.everything(2), refresh=False)
+            assert certificate.drift < 1e-9
             explicit.adopt_idle_slots(storage)
         w = training.weights().numpy()
         with recorded_moves(StoredLabelings) as moves:
@@ -182,9 +181,6 @@ def test_the_rest_stays_in_the_polytope_when_nearly_all_its_mass_has_left():
     torch.testing.assert_close(storage.rest_loss / storage.rest_mass, losses, rtol=1e-12, atol=0)
 
 
-# -- The cache ---------------------------------------------------------------------------------------------
-
-
 @examples(10)
 @given(seed=SEEDS, kind=KINDS, capacity=st.sampled_from([1, 2, 20]))
 def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
@@ -198,29 +194,14 @@ def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
     w = training.weights().numpy()
     certify(training.head, training.dual, problem.everything(2))
     assert torch.equal(storage.rest_mass, rest)
-    for i, held in enumerate(before):
+    for i, stored in enumerate(before):
         outputs, mass = explicit.slots(storage, i)
         now = dict(zip(outputs, mass, strict=True))
-        assert {o: m for o, m in now.items() if m > 0.0} == {o: m for o, m in held.items() if m > 0.0}
-        room = len(held) < capacity or any(m == 0.0 for m in held.values())
+        assert {o: m for o, m in now.items() if m > 0.0} == {o: m for o, m in stored.items() if m > 0.0}
+        room = len(stored) < capacity or any(m == 0.0 for m in stored.values())
         if room and not truth.tied(w, [i]):
             assert int((truth.losses[i] + truth.changes[i] @ w).argmax()) in now
     assert mass_is_1(training)
-
-
-# -- Options that need labelings ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("storage", [None, Weights])
-@pytest.mark.parametrize("rule", [Pairwise(), Away(), Hybrid(), Corrective(), CacheOracle()], ids=repr)
-def test_rules_that_need_labelings_say_so(storage, rule):
-    name = "oracle" if isinstance(rule, CacheOracle) else "direction"
-    words = rf"{name}=.*storage=({'MeanParts' if storage is None else 'Weights'})\(\).*storage=Labelings\(\)"
-    with pytest.raises(ValueError, match=words):
-        multiclass(1).train(storage=None if storage is None else storage(), **{name: rule})
-
-
-# -- Memory ------------------------------------------------------------------------------------------------
 
 
 def test_the_rest_needs_room_before_labelings_leave():
@@ -239,36 +220,6 @@ def test_the_rest_needs_room_before_labelings_leave():
         training.step([step % 4])
     assert bool((training.dual.storage.sets.count == 2).any())
     assert not bool(training.dual.storage.mixed.any())
-
-
-# -- What comes with an example ----------------------------------------------------------------------------
-
-
-def test_an_example_whose_size_changes_without_lengths():
-    class WithoutLengths(WithoutAdjoint):
-        def forward(self, x):
-            return Potentials(self.head(x).tensors)
-
-    problem = chain(1, ragged=False)
-    problem.head = WithoutLengths(problem.head)
-    training = problem.train(storage=Labelings()).run([[k] for k in range(5)])
-    batch = problem.batch([0])
-    with pytest.raises(ValueError, match="labelings of example 0"):
-        training.step(batch.replace(x=batch.x[:, :2], y=batch.y[:, :2]))
-
-
-# -- State -------------------------------------------------------------------------------------------------
-
-
-def hard():
-    return chain(3, states=3, longest=4, lam=0.02)
-
-
-@functools.cache
-def trained_state() -> tuple[Training, dict]:
-    training = hard().train(storage=Labelings(2), direction=Corrective()).run(schedule(5, 3, 20))
-    assert bool(training.dual.storage.mixed.any())
-    return training, training.optim.state_dict()
 
 
 def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():

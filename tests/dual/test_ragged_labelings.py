@@ -62,8 +62,8 @@ def train(problem, direction, together):
 
     step(order[:1])
     with torch.no_grad():
-        found = float(gaps(order) if together else gaps(order[:1]) + gaps(order[1:]))
+        result = float(gaps(order) if together else gaps(order[:1]) + gaps(order[1:]))
     for _ in range(3):
         step(order)
     assert certify(problem.head, dual, [problem.batch(list(range(N)))]).drift < 1e-12
-    return found
+    return result

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.problems import PROBLEMS, chain, examples, multiclass, reference
-from cases.storage_cases import KINDS, SEEDS, StorageTestCase, block
-from hypothesis import given
-from hypothesis import strategies as st
+from cases.problems import chain, multiclass
+from cases.storage_cases import StorageTestCase
 
-from torchssvm import Labelings, MeanParts, Weights, certify
+from torchssvm import Labelings, MeanParts, Weights
 from torchssvm.core.batch import apply_head
 
 
@@ -20,26 +18,6 @@ class TestMeanParts(StorageTestCase):
     def expected_bytes(self, problem):
         potentials = apply_head(problem.head, problem.batch([0]))
         return problem.n * sum(t.numel() * t.element_size() for t in potentials.tensors.values())
-
-    @examples(10)
-    @given(seed=SEEDS, kind=KINDS)
-    def test_blocks_are_the_mean_parts_of_explicit_duals(self, seed, kind):
-        problem = PROBLEMS[kind](seed)
-        truth = reference(problem)
-        training = self.train(problem)
-        alphas = [abs(parts).sum(1).argmin() for parts in truth.parts]
-        alphas = [(torch.arange(len(p)) == a).double().numpy() for p, a in zip(truth.parts, alphas, strict=True)]
-        for rows in self.schedule(problem, seed, 8):
-            i = rows[0]
-            if truth.tied(training.weights(), [i]):
-                continue
-            scores = truth.losses[i] + truth.changes[i] @ training.weights().numpy()
-            training.step([i])
-            step = training.optim.param_groups[0]["lr"] * problem.lam
-            alphas[i] *= 1 - step
-            alphas[i][scores.argmax()] += step
-            for j in range(problem.n):
-                assert block(training, j) == pytest.approx(-alphas[j] @ truth.parts[j], abs=1e-12)
 
     def test_padding_is_not_stored(self):
         problem = chain(1, n=40, longest=8, states=2)
@@ -84,33 +62,6 @@ class TestLabelingsThatLeaveAllTheTime(TestLabelings):
 @pytest.mark.variant
 class TestOneLabeling(TestLabelings):
     capacity = 1
-
-
-@examples(12)
-@given(
-    seed=SEEDS,
-    kind=KINDS,
-    sweeps=st.sampled_from([0, 1, 10]),
-    adjoint=st.booleans(),
-    other=st.sampled_from([Weights, Labelings, lambda: Labelings(2)]),
-)
-def test_the_storages_give_the_same_trajectory(seed, kind, sweeps, adjoint, other):
-    problem = PROBLEMS[kind](seed, adjoint=adjoint)
-    adjoint_or_one = adjoint or sweeps == 0
-    case = TestMeanParts()
-    truth = reference(problem)
-    a, b = (problem.copy().train(storage=storage, sweeps=sweeps) for storage in (MeanParts(), other()))
-    for step, rows in enumerate(case.schedule(problem, seed, 15)):
-        rows = rows if adjoint_or_one else rows[:1]  # without an adjoint MeanParts has one step for a batch
-        if truth.tied(a.weights(), rows):
-            continue
-        assert a.step(rows) == pytest.approx(b.step(rows), abs=1e-11)
-        assert a.weights().tolist() == pytest.approx(b.weights().tolist(), abs=1e-10)
-        assert a.dual.loss.tolist() == pytest.approx(b.dual.loss.tolist(), abs=1e-11)
-        assert a.dual.gap_estimates.tolist() == pytest.approx(b.dual.gap_estimates.tolist(), abs=1e-11)
-        if step % 5 == 0:
-            first, second = (certify(t.head, t.dual, problem.everything(2)) for t in (a, b))
-            assert (first.primal, first.dual) == pytest.approx((second.primal, second.dual), abs=1e-11)
 
 
 def test_without_a_limit_the_machine_decides(monkeypatch):

@@ -6,8 +6,6 @@ import copy
 import pickle
 from typing import NamedTuple
 
-import numba
-import numpy as np
 import pytest
 import torch
 from numba.core.caching import FunctionCache
@@ -32,7 +30,6 @@ from torchssvm.core.structure import Decoding, Structure
 from torchssvm.datasets import PaddedDataset
 from torchssvm.kinds import Form, block
 from torchssvm.kinds.adapter import find_adapter
-from torchssvm.structures.tree.kind import Trees
 
 compiles = pytest.mark.slow  # code of one's own is not kept on the disk: every run compiles it
 
@@ -116,59 +113,6 @@ def decode(kind, examples, i, length, scratch, pairs, labels):
     return block.loss_of(kind, examples, i, labels)
 
 
-class Alone(NamedTuple):
-    """A kind that compiles no loop: its functions are called alone."""
-
-    size: int
-
-
-def kernels_that_allocate():
-    @njit
-    def zeros(kind):
-        total = np.zeros(kind.size)
-        return total[0]
-
-    @njit
-    def copy(kind, row):
-        other = row.copy()
-        return other[0]
-
-    @njit
-    def doubled(kind, row):
-        other = row * 2
-        return other[0]
-
-    @njit
-    def listed(kind):
-        other = [0.0 for _ in range(kind.size)]
-        return other[0]
-
-    @njit
-    def returned(kind, row):
-        return np.zeros(kind.size)
-
-    return {"zeros": (zeros,), "copy": (copy, np.ones(3)), "doubled": (doubled, np.ones(3)), "listed": (listed,)} | {
-        "returned": (returned, np.ones(3))
-    }
-
-
-@pytest.mark.parametrize("name", kernels_that_allocate())
-def test_a_kernel_that_makes_an_array_is_named_in_one_sentence(name):
-    kernel, *arguments = kernels_that_allocate()[name]
-    with pytest.raises(TypeError, match=r"test_form\.py, line \d+: .*Form\(room=") as caught:
-        kernel(Alone(3), *arguments)
-    assert "\n" not in str(caught.value)
-
-
-def test_other_errors_of_numba_stay_as_they_are():
-    @njit
-    def misspelt(kind):
-        return kind.sise
-
-    with pytest.raises(numba.TypingError, match="sise"):
-        misspelt(Alone(3))
-
-
 class Head(nn.Module):
     def __init__(self, features: int = 3, size: int = 4, **wrong: float) -> None:
         super().__init__()
@@ -199,20 +143,20 @@ def drawn(n: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture(scope="module", autouse=True)
 def kept():
     """The types of all code that is written to the disk while this file's kind is compiled."""
-    found: list[object] = []
+    results: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FunctionCache, "save_overload", lambda cache, sig, data: found.extend(sig))
-        yield found
+        patch.setattr(FunctionCache, "save_overload", lambda cache, sig, data: results.extend(sig))
+        yield results
 
 
 @compiles
 def test_both_loops_reach_the_same_optimum():
-    found = [
+    results = [
         solve(Head(), data(), lam=0.05, solver=Solver(compiled=compiled), tolerance=Relative(1e-7), max_passes=20_000)
         for compiled in (True, False)
     ]
-    assert found[0].exact
-    assert found[0].primal == pytest.approx(found[1].primal, rel=1e-6)
+    assert results[0].exact
+    assert results[0].primal == pytest.approx(results[1].primal, rel=1e-6)
 
 
 @compiles
@@ -270,14 +214,6 @@ def test_only_code_of_this_package_is_kept(kept):
     assert not any("Subsets" in str(kind) for kind in kept)
 
 
-def test_a_version_is_not_replaced():
-    with pytest.raises(TypeError, match="Subsets has a version of score already"):
-        block.score.of(Subsets)(score)
-    assert Trees
-    with pytest.raises(TypeError, match="take another one"):
-        block.score.of(NamedTuple("Trees", [("size", int)]))(score)
-
-
 @compiles
 def test_copies_train_their_own_weights():
     head = Head()
@@ -309,11 +245,11 @@ def test_weights_may_be_views_of_another_shape():
             weights = {"bias": self.bias, "pairs": self.both.unsqueeze(0)}
             return Form(self, Subsets(4), self.weight.flatten(0, 1).T, **weights, emission="rows", transition="both")
 
-    found = [
+    results = [
         solve(head, data(), lam=0.05, solver=Solver(compiled=True), tolerance=Relative(1e-6), max_passes=9_000)
         for head in (Head(), Cubic())
     ]
-    assert found[0].primal == pytest.approx(found[1].primal, rel=1e-5)
+    assert results[0].primal == pytest.approx(results[1].primal, rel=1e-5)
 
 
 @pytest.mark.parametrize(

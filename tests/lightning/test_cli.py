@@ -93,19 +93,6 @@ def test_validate_and_predict(folder, monkeypatch, capsys):
     assert all(0 <= label < 26 for label in first["labeling"])
 
 
-@pytest.mark.parametrize("data, found", [([], "torchssvm.datasets.OCRData"), (["--data=mine.Mine"], "mine.Mine")])
-def test_the_words_are_the_default_and_any_data_can_be_named(data, found, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.py").write_text(
-        "from torchssvm.datasets import OCRData\nclass Mine(OCRData):\n    '''Other data.'''\n"
-    )
-    head = "--model.head=torchssvm.LinearChain", "--model.head.in_features=128", "--model.head.num_states=26"
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        main(["fit", *head, "--model.lam=1", *data, "--print_config"])
-    assert end.value.code == 0
-    assert f"class_path: {found}" in capsys.readouterr().out
-
-
 def test_a_joint_model_from_a_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "joint.yaml").write_text(
@@ -123,32 +110,6 @@ trainer: {accelerator: cpu, max_epochs: 2, limit_train_batches: 3, limit_val_bat
     content = torch.load(next(tmp_path.rglob("*.ckpt")), weights_only=True)
     assert len(content["optimizer_states"]) == 2
     assert content["torchssvm_joint"]["weights"]
-
-
-def test_a_share_of_the_primal_as_tolerance(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "share.yaml").write_text(
-        """
-model:
-  head: {class_path: torchssvm.LinearChain, init_args: {in_features: 128, num_states: 26}}
-  lam: 1.0
-trainer:
-  accelerator: cpu
-  max_epochs: 50
-  limit_val_batches: 0
-  logger: false
-  enable_checkpointing: false
-  callbacks:
-    - class_path: torchssvm.lightning.DualityGap
-      init_args: {tolerance: {share: 0.2}}
-    - class_path: torchssvm.lightning.Report
-      init_args: {folder: report}
-"""
-    )
-    main(["fit", "--config=share.yaml"])
-    report = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert "<= tolerance 20 % of the primal" in report["stopped_because"]
-    assert 0.0 < report["gap"] <= 0.2 * report["primal"]
 
 
 RULES = """
@@ -187,32 +148,3 @@ def test_direction_oracle_and_storage_from_a_configuration(rules, tmp_path):
     assert repr(model.rules.line_search) == "ShortStep()"
     content = torch.load(next(tmp_path.rglob("*.ckpt")), weights_only=True)
     assert content["optimizer_states"][0]["dual"]["storage"]["sets"]["capacity"] == 5
-
-
-def test_direction_and_oracle_from_flags(rules):
-    model = rules(
-        "--model.solver.direction=torchssvm.Pairwise", "--model.solver.oracle=null", "--model.solver.storage=null"
-    )
-    assert repr(model.rules.direction) == "Pairwise()"
-    assert repr(model.rules.oracle) == "CacheOracle(factor=0.25, floor=0.01)"
-    assert model.dual.storage.capacity == 20
-    flags = (
-        "--model.solver.oracle=torchssvm.CacheOracle",
-        "--model.solver.oracle.factor=0.125",
-        "--model.solver.direction=null",
-    )
-    model = rules(*flags)
-    assert repr(model.rules.direction) == "Pairwise()"
-    assert model.rules.oracle.factor == 0.125
-
-
-def test_a_contradicting_storage_in_a_configuration(rules):
-    with pytest.raises(ValueError, match=r"oracle=CacheOracle.*storage=MeanParts\(\).*Labelings\(\)"):
-        rules("--model.solver.storage=torchssvm.MeanParts")
-
-
-def test_an_unknown_option_is_an_error(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["fit", f"--config={EXAMPLE}", "--model.lambda=1"])
-    assert end.value.code != 0
-    assert "lambda" in capsys.readouterr().err

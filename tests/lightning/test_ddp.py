@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from cases import ddp_runs
-from cases.lightning_words import WORDS, loader, some_words
+from cases.lightning_letters import WORDS, loader, some_words
 
 pytest.importorskip("lightning")
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.items import with_solver  # noqa: E402
-from cases.lightning_words import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
+from cases.lightning_letters import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
+from cases.problem_data import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
 
 from torchssvm import (  # noqa: E402
@@ -26,15 +26,12 @@ from torchssvm import (  # noqa: E402
     SoftmaxMargin,
     StructuredHinge,
     certify,
-    evaluate,
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import (  # noqa: E402
     DualityGap,
     JointTraining,
-    Report,
     StructuredSVM,
-    joint_training,
 )
 from torchssvm.solvers import primal  # noqa: E402
 
@@ -102,8 +99,8 @@ def test_both_stages_of_one_fit(words):
     assert model.dual.cache_hits > 0
     solved = StructuredSVM(LinearChain(12, 26), 0.01, model.features)
     solved.load_state_dict(last)
-    found = certify(solved, model.dual, everything(words), refresh=False)
-    assert found.gap == pytest.approx(gap.certificate.gap, rel=1e-4)
+    certificate = certify(solved, model.dual, everything(words), refresh=False)
+    assert certificate.gap == pytest.approx(gap.certificate.gap, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -131,11 +128,11 @@ def test_the_better_of_both_heads_is_kept(words):
         model = together(joint, lam=1.0 if kept == "joint" else 0.01)
         fitting = trainer(keep, max_epochs=epochs)
         fitting.fit(model, loader(words), others())
-        held = [p.detach().clone() for p in model.head.parameters()]
+        stored = [p.detach().clone() for p in model.head.parameters()]
         choice, other = model.choice, model._stages.weights
         assert choice.kept == kept
         expected = other if kept == "joint" else keep.solved
-        assert all(torch.equal(a, b) for a, b in zip(held, expected, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(stored, expected, strict=True))
         assert losses(model, keep.solved) == pytest.approx(choice.solved_loss, abs=1e-9)
         assert losses(model, other) == pytest.approx(choice.joint_loss, abs=1e-9)
         assert f"the {kept} head is kept" in str(choice)
@@ -148,9 +145,9 @@ def test_without_validation_data_the_solved_head_is_kept(words):
         fitting.fit(model, loader(words), others() if options else None)
         assert model.choice is None
         assert model.dual.value() > 0.0
-        found = certify(model, model.dual, everything(words))
-        assert found.gap >= 0.0
-        assert found.drift < 1e-4
+        certificate = certify(model, model.dual, everything(words))
+        assert certificate.gap >= 0.0
+        assert certificate.drift < 1e-4
 
 
 def test_the_first_stage_is_the_plain_loop(words):
@@ -185,19 +182,6 @@ def test_the_first_stage_is_the_plain_loop(words):
     mine = {name: p for name, p in zip(dict(model.named_parameters()), see.weights, strict=True)}
     for name, p in [*expected[1].named_parameters(prefix="head"), *expected[0].named_parameters(prefix="features.0")]:
         torch.testing.assert_close(mine[name], p, rtol=1e-4, atol=1e-6)
-
-
-def test_it_starts_from_the_head_that_is_given(words):
-    model = together(JointTraining(epochs=1, lr=1e-12))
-    with torch.no_grad():
-        model.head.emission.normal_()
-    given = model.head.emission.detach().clone()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        warnings.filterwarnings("ignore", module="lightning")
-        warnings.filterwarnings("ignore", message="the run ended far")
-        trainer(max_epochs=2).fit(model, loader(words))
-    torch.testing.assert_close(model._stages.weights[0], given, atol=1e-6, rtol=0)
 
 
 def test_losses_and_optimizers_of_the_first_stage(words):
@@ -254,21 +238,6 @@ def test_features_that_take_lengths(words, compiled):
         assert all(torch.equal(row[: len(one)], one) for row, one in zip(batch, alone, strict=True))
 
 
-def test_a_fit_that_ends_in_the_first_stage_says_so(words, tmp_path, capsys):
-    class Stop(Callback):
-        def on_train_epoch_end(self, trainer, pl_module) -> None:
-            trainer.should_stop = True
-
-    gap, model = DualityGap(0.1), together(JointTraining(epochs=3))
-    with pytest.warns(UserWarning, match="the head is not solved, and has no certificate"):
-        trainer(gap, Stop(), Report(tmp_path), max_epochs=9).fit(model, loader(words), others())
-    assert gap.history == []
-    assert gap.stopped_because == "the fit ended while head and features were trained together: no certificate"
-    assert gap.stopped_because in capsys.readouterr().out
-    assert model.choice is None
-    assert bool(model.head.emission.any())
-
-
 def test_callbacks_that_monitor_the_gap(words, tmp_path):
     """In the first stage they read the gap to an empty dual, whose value is 0."""
 
@@ -280,8 +249,8 @@ def test_callbacks_that_monitor_the_gap(words, tmp_path):
             if not pl_module.solves_head and not trainer.sanity_checking:
                 self.gaps.append(float(trainer.callback_metrics["gap"]))
                 batches = everything(words)
-                found = primal(pl_module, pl_module.structure, batches, 0.01, parameters=pl_module.head.parameters())
-                self.primals.append(found.value)
+                result = primal(pl_module, pl_module.structure, batches, 0.01, parameters=pl_module.head.parameters())
+                self.primals.append(result.value)
 
     read, gap = Read(), DualityGap(1e-9, every_n_epochs=1)
     save = ModelCheckpoint(tmp_path, monitor="gap", filename="{epoch}", save_top_k=1)
@@ -304,24 +273,6 @@ def test_refusals(words):
     unknown = PaddedDataset(words.x, words.y.masked_fill(words.y == 0, -100), words.lengths)
     with pytest.raises(ValueError, match="latent"):
         trainer(max_epochs=9).fit(together(structure=HiddenStates(Chain(26))), loader(unknown))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("epochs", 0, ValueError),
-        ("lr", 0.0, ValueError),
-        ("head_lr", 0.0, ValueError),
-        ("clip", 0.0, ValueError),
-        ("accumulate", 0, ValueError),
-        ("warmup", 1.0, ValueError),
-        ("loss", SoftmaxMargin(Chain(3)), TypeError),
-        ("optimizer", 0.1, TypeError),
-    ],
-)
-def test_rules_that_are_refused(name, value, error):
-    with pytest.raises(error, match=name):
-        JointTraining(**{name: value})
 
 
 def fit(folder, resume=None, **options):
@@ -359,8 +310,8 @@ def test_resuming_within_each_stage_and_between_them(compiled, tmp_path):
     alone = fit(tmp_path / "alone", compiled=compiled)
     assert alone["history"]
     for name in ("step=006", "step=018", "end-epoch=0", "end-epoch=1", "end-epoch=3"):
-        found = fit(tmp_path / name, resume=tmp_path / "alone" / f"{name}.ckpt", compiled=compiled)
-        assert_same(found, alone, name)
+        result = fit(tmp_path / name, resume=tmp_path / "alone" / f"{name}.ckpt", compiled=compiled)
+        assert_same(result, alone, name)
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
@@ -373,24 +324,8 @@ def test_checkpoints_that_do_not_fit(words, tmp_path):
     fitting = trainer(max_epochs=3)
     fitting.fit(together(), loader(words))
     fitting.save_checkpoint(tmp_path / "joint.ckpt")
-    content = torch.load(tmp_path / "joint.ckpt", weights_only=True)
-    content["torchssvm_joint"]["weights"][0] = torch.zeros(3)
-    torch.save(content, tmp_path / "damaged.ckpt")
-    with pytest.raises(ValueError, match="torchssvm_joint"):
-        trainer(max_epochs=4).fit(together(), loader(words), ckpt_path=tmp_path / "damaged.ckpt")
     model = StructuredSVM.load_from_checkpoint(tmp_path / "joint.ckpt", features=Features())
     assert bool(model.head.emission.any())
-
-
-def test_a_report_is_about_the_head_that_is_kept(words, tmp_path, monkeypatch):
-    losses = iter([1.0, 0.0])  # of the solved head, and of the joint one
-    monkeypatch.setattr(joint_training, "_validate", lambda module, loaders: next(losses))
-    model, report = together(), Report(tmp_path)
-    trainer(DualityGap(1e-9, every_n_epochs=1), report, max_epochs=4).fit(model, loader(words), everything(words))
-    assert model.choice.kept == "joint"
-    assert "trainer.save_checkpoint" in str(model.choice)
-    loss = evaluate(model, model.structure, everything(words)).loss
-    assert report.report.train.loss == pytest.approx(loss)
 
 
 class Dropping(Features):
@@ -414,11 +349,11 @@ def test_features_that_came_in_evaluation_mode_are_trained_in_training_mode(word
         features.train()
         features.norm.eval()
     model = StructuredSVM(LinearChain(12, 26), 0.01, features, joint=JointTraining(epochs=1, lr=1e-2))
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as results:
         warnings.simplefilter("always")
         trainer(max_epochs=2).fit(model, loader(words))
     assert features.seen == {(True, True, not parts)}
-    assert sum("came in evaluation mode" in str(one.message) for one in found) == (not parts)
+    assert sum("came in evaluation mode" in str(one.message) for one in results) == (not parts)
 
 
 def plain(joint, batches, epochs=2):
@@ -440,9 +375,9 @@ def test_steps_of_several_batches_of_like_length():
     for whole, size, count in (([order[:6], order[6:12]], 3, 2), ([order[:9]], 3, 4)):
         used = sum(map(len, whole))
         expected, _ = plain(sgd(), whole)
-        found, rates = plain(sgd(accumulate=count), [order[i : i + size] for i in range(0, used, size)])
+        result, rates = plain(sgd(accumulate=count), [order[i : i + size] for i in range(0, used, size)])
         assert len(rates) == 2 * used // size
-        for one, other in zip(expected, found, strict=True):
+        for one, other in zip(expected, result, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -451,7 +386,7 @@ def test_clipped_steps_and_a_warm_up():
     batches = [order[i : i + 3] for i in range(0, 9, 3)]
     sgd = functools.partial(JointTraining, epochs=2, lr=0.5, optimizer=torch.optim.SGD)
     start, _ = plain(sgd(clip=1e-9), batches)
-    found, rates = plain(sgd(clip=1e-3, warmup=0.5), batches)
+    result, rates = plain(sgd(clip=1e-3, warmup=0.5), batches)
     assert rates == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.5, 1.0 / 3, 0.5 / 3])
-    path = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(start, found, strict=True)))
+    path = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(start, result, strict=True)))
     assert 0.0 < path <= 1e-3 * sum(rates) * 1.01

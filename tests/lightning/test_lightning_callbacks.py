@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
+from cases.lightning_chains import MODELS, Watch, Words, svm, trainer  # noqa: E402
 from lightning.pytorch.callbacks import (  # noqa: E402
     BatchSizeFinder,
     Callback,
@@ -36,7 +36,7 @@ from lightning.pytorch.callbacks import (  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from torchssvm import Batch, LinearChain, LinearSegments, MeanParts, Segments, Solver, certify  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, SpanF1, StructuredSVM, training_batches  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, SpanF1, StructuredSVM, training_batches  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -194,13 +194,6 @@ def test_settings_that_contradict_exact_steps_are_refused_before_the_fit(name: s
     assert not any(p.any() for p in module.parameters())
 
 
-def test_sixteen_bits_with_scaled_gradients_are_refused(monkeypatch: pytest.MonkeyPatch):
-    fitting = trainer(max_epochs=1, enable_checkpointing=False)
-    monkeypatch.setattr(type(fitting), "precision", "16-mixed")  # on the CPU Lightning takes bf16-mixed in its place
-    with pytest.raises(ValueError, match="precision"):
-        fitting.fit(svm(), Words().training())
-
-
 def test_features_are_compiled_by_torch_and_steps_are_not():
     with pytest.raises(ValueError, match=r"torch\.compile"):
         trainer(enable_checkpointing=False).fit(torch.compile(svm(), backend="eager"), Words().training())
@@ -211,14 +204,6 @@ def test_features_are_compiled_by_torch_and_steps_are_not():
     )
     trainer(gap, max_epochs=2, enable_checkpointing=False).fit(model, Words().training())
     assert gap.certificate.drift < 1e-5
-
-
-def test_predictions_are_made_by_any_trainer():
-    model = plain()
-    expected = trainer().predict(model, Words().everything())
-    any_trainer = trainer(LearningRateFinder(), gradient_clip_val=1.0, accumulate_grad_batches=2)
-    found = any_trainer.predict(model, Words().everything())
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 @EITHER
@@ -272,26 +257,16 @@ def test_odd_ways_to_run_end_with_a_certificate(options, compiled: bool | None, 
         warnings.simplefilter("ignore")
         fitting.fit(model, Words().by_gaps(), Words().everything())
     assert gap.stopped_because is not None
-    found = certify(model.head, model.dual, Words().everything())
-    assert found.gap == pytest.approx(gap.certificate.gap, abs=1e-6)
-    assert found.drift < 1e-5
+    certificate = certify(model.head, model.dual, Words().everything())
+    assert certificate.gap == pytest.approx(gap.certificate.gap, abs=1e-6)
+    assert certificate.drift < 1e-5
     assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
-
-
-@EITHER
-def test_validation_by_the_clock(compiled: bool | None):
-    """Where EarlyStopping has to be told when to check: it looks for an attribute that the trainer then lacks."""
-    gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", check_on_train_epoch_end=False)
-    fitting = trainer(gap, stopping, val_check_interval=timedelta(0), max_epochs=3, enable_checkpointing=False)
-    fitting.fit(svm(compiled), Words().by_gaps(), Words().everything())
-    assert gap.history[0].certificate.passes == 1.0  # before the first step
-    assert gap.stopped_because is not None
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_module_and_its_callbacks_serve_two_fits(name: str, tmp_path: Path):
     model, gap, watch = MODELS[name](), DualityGap(1e-9, every_n_epochs=2), Watch()
-    found = []
+    results = []
     for _ in range(2):
         watch.seen.clear()
         with warnings.catch_warnings():
@@ -299,10 +274,10 @@ def test_a_module_and_its_callbacks_serve_two_fits(name: str, tmp_path: Path):
             trainer(gap, watch, max_epochs=3, enable_checkpointing=False).fit(
                 model, Words().training(), Words().everything()
             )
-        found.append(([p.detach().clone() for p in model.parameters()], [dict(seen) for seen in watch.seen]))
+        results.append(([p.detach().clone() for p in model.parameters()], [dict(seen) for seen in watch.seen]))
         assert len(gap.history) == 3
-    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
-    assert found[0][1] == found[1][1]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][0], results[1][0], strict=True))
+    assert results[0][1] == results[1][1]
 
 
 @EITHER
@@ -343,21 +318,6 @@ def test_several_loaders_are_validated_beside_certificates(name: str):
     assert len(fitting.test(model, loaders, verbose=False)) == len(fitting.predict(model, loaders)) == 2
 
 
-def test_factorwise_training_names_the_way_out_of_averages():
-    with pytest.raises(ValueError, match="AveragedWeights"):
-        trainer(AveragedWeights(), enable_checkpointing=False).fit(
-            FactorwiseSVM(LinearChain(3, 3), lam=0.1), Words().training()
-        )
-
-
-def test_spans_need_tags_of_a_scheme_one_for_each_state():
-    """Refused before any sentence is decoded: in all of several processes."""
-    with pytest.raises(ValueError, match="tags"):
-        SpanF1(["O", "X"])
-    with pytest.raises(ValueError, match="labels"):
-        trainer(SpanF1(["O"])).validate(svm(), Words().everything(), verbose=False)
-
-
 def test_spans_of_segments_are_those_of_their_labels():
     structure = Segments(3, 4)
     model, tags = StructuredSVM(LinearSegments(3, 3, 4), lam=0.1), torch.tensor([[1, 2, 2, 0], [0, 1, 0, -1]])
@@ -366,7 +326,7 @@ def test_spans_of_segments_are_those_of_their_labels():
     x = torch.nn.functional.one_hot(tags.clamp(min=0), 3).float()
     batch = Batch(x, structure.from_frames(tags), torch.arange(2), torch.tensor([4, 3]))
     loader = DataLoader([batch], collate_fn=lambda batches: batches[0])
-    (found,) = trainer(SpanF1(["O", "B-X", "I-X"])).validate(model, loader, verbose=False)
-    assert found["val_f1"] == 1.0
+    (result,) = trainer(SpanF1(["O", "B-X", "I-X"])).validate(model, loader, verbose=False)
+    assert result["val_f1"] == 1.0
     with pytest.raises(ValueError, match="labels"):
         trainer(SpanF1(["O", "B-X"])).validate(model, loader, verbose=False)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.items import with_solver
-from cases.lightning_words import Features, chain, everything, loader, some_words, trainer
+from cases.lightning_letters import Features, chain, everything, loader, some_words, trainer
+from cases.problem_data import with_solver
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    BCFW,
-    BlockGap,
     CompiledBCFW,
     DualState,
     FrankWolfe,
@@ -27,8 +25,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.lightning import DualityGap, StructuredSVM, training_batches
 from torchssvm.lightning.training_batches import EpochPart
-from torchssvm.solvers.compiled.solver import ProposedVisits
-from torchssvm.steps import CommonStep, ShortStep
+from torchssvm.steps import ShortStep
 
 L = pytest.importorskip("lightning")
 
@@ -79,8 +76,8 @@ def test_frozen_features_are_computed_once(words, visits):
     trainer(DualityGap(1e-9, every_n_epochs=1), max_epochs=3).fit(model, loader(words))
     assert len(words) < sum(calls) <= 16 + len(words)  # a few say how much memory all of them take
     assert sum(visits) == 3 * len(words)
-    found = certify(model, model.dual, everything(words))
-    assert found.drift < 1e-5
+    certificate = certify(model, model.dual, everything(words))
+    assert certificate.drift < 1e-5
 
 
 OBSTACLES = {
@@ -113,44 +110,6 @@ def test_features_that_would_not_fit_are_computed_again_and_again(words, visits,
     assert model.dual.moved == len(words)
     with pytest.raises(MemoryError, match=r"the features of 30 examples .* use compiled=False"):
         trainer(max_epochs=1).fit(chain(compiled=True), loader(words))
-
-
-def test_a_second_fit_has_a_loop_of_its_own(words, visits):
-    model = chain()
-    fewer = PaddedDataset(words.x[:20], words.y[:20], words.lengths[:20])
-    for data in (words, fewer):
-        with pytest.warns() if data is fewer else torch.no_grad():
-            trainer(max_epochs=1).fit(model, loader(data))
-        assert model.dual.num_examples == len(data)
-    assert model._run.loop is None  # it holds all features
-
-
-def test_an_optimizer_returns_what_its_closure_does_and_wants_a_proposal():
-    head = LinearChain(2, 3)
-    dual = DualState.for_head(head, 4, 0.1)
-    optimizer = BCFW(head.parameters(), dual)
-    with pytest.raises(RuntimeError, match="no proposal"):
-        optimizer.step(lambda: None)
-    with pytest.raises(RuntimeError, match="no proposal"):
-        optimizer.step()
-
-
-def test_proposals_of_a_loop_and_of_a_loss_are_not_mixed(words):
-    head = LinearChain(words.x.shape[2], int(words.y.max()) + 1)
-    dual = DualState.for_head(head, len(words), 0.1)
-    batch = words.collate([words[i] for i in range(len(words))])
-    loop, optimizer = CompiledBCFW(head, dual, [batch]), BCFW(head.parameters(), dual)
-    few = torch.arange(3)
-    dual.mailbox.put(ProposedVisits(loop, few))
-    optimizer.step()
-    assert (dual.visits, dual.steps, dual.mailbox.waiting) == (1, 3, [])
-    assert 0.0 < optimizer.param_groups[0]["lr"] <= 1.0 / dual.lam
-    before = [p.detach().clone() for p in head.parameters()]
-    dual.mailbox.put(ProposedVisits(loop, few))
-    BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
-    with pytest.raises(RuntimeError, match="two kinds"):
-        optimizer.step()
-    assert all(torch.equal(p, held) for p, held in zip(head.parameters(), before, strict=True))
 
 
 def test_an_epoch_is_a_few_batches_without_data(words, visits, monkeypatch):
@@ -212,25 +171,6 @@ def test_an_index_in_the_batch_is_refused(words):
     training = DataLoader(words, batch_size=10, collate_fn=collate)  # in their order, so the loader's batches are used
     with pytest.raises((RuntimeError, ValueError), match="index"):
         trainer(max_epochs=3).fit(chain(), training)
-
-
-@pytest.mark.parametrize("compiled", [None, False])
-def test_another_rule_is_told_when_a_run_goes_on(compiled, words, tmp_path):
-    first = trainer(max_epochs=1)
-    first.fit(chain(compiled=False, block_steps=CommonStep()), loader(words))
-    first.save_checkpoint(tmp_path / "run.ckpt")
-    second = chain(compiled=compiled, storage=MeanParts())
-    with pytest.warns(UserWarning, match=r"trained with block_steps=CommonStep\(\), not BoxQP"):
-        trainer(max_epochs=2).fit(second, loader(words), ckpt_path=tmp_path / "run.ckpt")
-
-
-def test_compiled_steps_refuse_options_of_groups_too(words):
-    class Decay(L.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.1
-
-    with pytest.raises(RuntimeError, match="weight_decay"):
-        trainer(Decay(), max_epochs=1).fit(chain(), loader(words))
 
 
 def test_a_run_in_the_middle_of_an_epoch_goes_on_with_the_same_draws(words, tmp_path, monkeypatch):

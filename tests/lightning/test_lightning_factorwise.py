@@ -3,29 +3,20 @@
 import copy
 import json
 import signal
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
-from cases.short_words import Words
-from cases.short_words import trainer as quiet
+from cases.lightning_chains import Words
+from cases.lightning_chains import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import GDMM, Batch, GapBatchSampler, LinearChain, LinearMultilabel, Relative
+from torchssvm import GDMM, LinearChain, LinearMultilabel, Relative
 from torchssvm.datasets import PaddedDataset
 from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
-from torchssvm.solvers.gdmm import FactorwiseCertificate, Penalty, ResidualBalancing
-from torchssvm.solvers.gdmm.rules import BlockRule
-
-
-class Fewer(Words):
-    def __len__(self) -> int:
-        return 9
+from torchssvm.solvers.gdmm import FactorwiseCertificate
 
 
 def loader(data: Words, **options: object) -> DataLoader:
@@ -89,22 +80,12 @@ def test_label_sets_stop_on_the_gap_of_the_relaxation_and_show_both(tmp_path: Pa
     assert last.relaxed_gap <= 0.003 < last.gap
     assert last.violation <= 0.02
     assert last.exact
-    assert gap.stopped_because == (
-        f"violation {last.violation:.2g}, certified gap {last.gap:.6g}, relaxed gap {last.relaxed_gap:.6g} "
-        "<= tolerance 0.003"
-    )
     bar = fit.progress_bar_metrics
     assert bar["gap"] == pytest.approx(last.gap, rel=1e-6)
     assert bar["relaxed_gap"] == pytest.approx(last.relaxed_gap, rel=1e-6)
     for name in ("gap", "dual", "relaxed_primal", "relaxed_dual", "relaxed_gap"):
         assert float(fit.callback_metrics[name]) == pytest.approx(getattr(last, name), rel=1e-6)
     assert shown["relaxed_gap"] == pytest.approx(last.relaxed_gap, rel=1e-6)
-    written = json.loads((tmp_path / "report" / "report.json").read_text())
-    for place in (written, written["history"][-1]):
-        assert place["gap"] == last.gap
-        assert place["relaxed_gap"] == last.relaxed_gap
-        assert place["relaxed_dual"] == last.relaxed_dual
-    assert "\nrelaxed gap  " in str(report.report)
     again = DualityGap()
     again.load_state_dict(copy.deepcopy(gap.state_dict()))
     assert [entry.certificate for entry in again.history] == [entry.certificate for entry in gap.history]
@@ -172,7 +153,7 @@ def test_features_below_are_as_they_were_after_a_fit_that_is_cut_off(cut_off: ty
     features, seen = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4)), []
     features[0].bias.requires_grad_(False)
     before = [p.requires_grad for p in features.parameters()]
-    held = copy.deepcopy(features.state_dict())
+    kept = copy.deepcopy(features.state_dict())
 
     class Cut(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
@@ -188,100 +169,6 @@ def test_features_below_are_as_they_were_after_a_fit_that_is_cut_off(cut_off: ty
         signal.signal(signal.SIGINT, handler)
     assert seen == [False]
     assert [p.requires_grad for p in features.parameters()] == before
-    assert all(torch.equal(value, held[name]) for name, value in features.state_dict().items())
+    assert all(torch.equal(value, kept[name]) for name, value in features.state_dict().items())
     trainer(1).fit(module, loader(Words()))
     assert [p.requires_grad for p in features.parameters()] == before
-
-
-class Counting(nn.Module):
-    """Counts in a buffer how often it is called."""
-
-    calls: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.below = nn.Linear(3, 4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.below(x)
-
-
-def inferred() -> nn.Module:
-    with torch.inference_mode():
-        return nn.Linear(3, 4)
-
-
-def lazy() -> nn.Module:
-    return nn.Sequential(nn.Flatten(0, 1), nn.LazyBatchNorm1d(), nn.LazyLinear(4), nn.Unflatten(0, (-1, 4)))
-
-
-@pytest.mark.parametrize("make", [lazy, Counting, inferred])
-def test_features_whose_weights_rest_are_accepted(make: Callable[[], nn.Module]) -> None:
-    data, gap, features = Words(), DualityGap(1e-9, every_n_epochs=2), make()
-    module = FactorwiseSVM(LinearChain(4, 3), lam=0.1, features=features)
-    trainer(4, gap).fit(module, loader(data), loader(data))  # validation calls them too
-    with torch.no_grad():
-        given = features(data.x)
-    plain = GDMM(LinearChain(4, 3), [Batch(given, data.y, torch.arange(12))], num_examples=12, lam=0.1)
-    for _ in range(4):
-        plain.visit(torch.arange(12))
-        plain.step()
-    assert gap.certificate is not None
-    assert gap.certificate.dual == pytest.approx(plain.certify().dual, rel=1e-5)
-
-
-def test_a_second_fit_starts_anew_and_says_how_to_go_on() -> None:
-    data, module = Words(), FactorwiseSVM(LinearChain(3, 3), lam=0.1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the head's weights")
-        trainer(2).fit(module, loader(data))
-    first = weights(module).clone()
-    with pytest.warns(UserWarning, match="ckpt_path") as warned:
-        trainer(2).fit(module, loader(data))
-    assert [w.filename for w in warned if "ckpt_path" in str(w.message)] == [__file__]  # the line that called fit
-    assert torch.equal(weights(module), first)
-
-
-def test_another_dataset_is_refused(tmp_path: Path) -> None:
-    first = trainer(1)
-    first.fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words()))
-    first.save_checkpoint(tmp_path / "one.ckpt")
-    with pytest.raises(ValueError, match="12 examples"):
-        trainer(2).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Fewer()), ckpt_path=tmp_path / "one.ckpt")
-
-
-def test_a_sampler_of_gaps_is_refused() -> None:
-    data = Words()
-    gaps = DataLoader(data, batch_sampler=GapBatchSampler(num_examples=12, batch_size=4), collate_fn=data.collate)
-    with pytest.raises(ValueError, match="shuffle=True"):
-        trainer(1).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), gaps)
-
-
-def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:
-    penalty = ResidualBalancing(np.float32(2.0), factor=np.float64(1.3))  # type: ignore[arg-type]
-    modules = [FactorwiseSVM(LinearChain(3, 3), lam=np.float32(0.1), penalty=penalty) for _ in range(2)]  # type: ignore[arg-type]
-    first = trainer(3)
-    first.fit(modules[0], loader(Words()))
-    first.save_checkpoint(tmp_path / "third.ckpt")
-    trainer(5).fit(modules[1], loader(Words()), ckpt_path=tmp_path / "third.ckpt", weights_only=True)
-    assert modules[1].gdmm.passes == 5
-    assert type(modules[1].gdmm.rho) is float
-    for wrong in (True, np.bool_(True), "2", None):
-        with pytest.raises(TypeError, match="step"):
-            Penalty(step=wrong)  # type: ignore[arg-type]
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(TypeError, match="rule="):
-        GDMM(LinearChain(3, 3), loader(Words()), num_examples=12, lam=0.1, rule=BlockRule())
-    with pytest.raises(ValueError, match="lam"):
-        FactorwiseSVM(LinearChain(3, 3), lam=0.0)
-    for head in (nn.Linear(3, 3), LinearMultilabel(3, 3, pairwise=False), LinearChain(3, 3).parameters()):
-        with pytest.raises(TypeError, match="head"):
-            FactorwiseSVM(head, lam=0.1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"unexpected keyword.*sweeps"):
-        FactorwiseSVM(LinearChain(3, 3), lam=0.1, sweeps=3)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="violation"):
-        DualityGap(violation=-1.0)

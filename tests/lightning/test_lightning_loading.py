@@ -15,7 +15,7 @@ from torch import nn
 L = pytest.importorskip("lightning")
 
 from cases.every_head import HEADS  # noqa: E402
-from cases.short_words import Words, trainer  # noqa: E402
+from cases.lightning_chains import Words, trainer  # noqa: E402
 
 import torchssvm.structures as structures  # noqa: E402
 from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, SlackRescaling, Solver  # noqa: E402
@@ -49,25 +49,6 @@ def test_every_head_of_the_package_is_among_them():
     public = vars(structures).items()
     heads = {name for name, value in public if isinstance(value, type) and issubclass(value, nn.Module)}
     assert {type(make()).__name__ for make in HEADS.values()} == heads
-
-
-NOT_MADE = [
-    "Tensor",
-    "TorchStruct",
-    "Any",
-    "Callable",
-    "Structure",
-    "SlackOracle",
-    "Graphs",
-    "WeightedLabels",
-    "viterbi",
-]
-
-
-@pytest.mark.parametrize("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
-def test_nothing_else_is_made_from_a_checkpoint(name: str):
-    with pytest.raises(ValueError, match=f"'{name}'.* is no recipe"):
-        rebuild({"class": name, "arguments": {}})
 
 
 def test_a_new_kind_is_declared_in_its_folder_alone(monkeypatch):
@@ -163,24 +144,15 @@ def test_a_model_is_loaded_as_it_was(name: str, only: bool, tmp_path: Path):
 def test_what_cannot_be_made_is_asked_for(tmp_path: Path):
     path = tmp_path / "model.ckpt"
     fitted(StructuredSVM(MyHead(3, 3), lam=0.1), path)
-    call = r"StructuredSVM.load_from_checkpoint\(path, head=\.\.\.\)"
-    with pytest.raises(ValueError, match=call):
+    with pytest.raises(ValueError, match="head="):
         StructuredSVM.load_from_checkpoint(path)
     assert type(StructuredSVM.load_from_checkpoint(path, head=MyHead(3, 3)).head) is MyHead
     with pytest.raises(RuntimeError, match="size mismatch"):
         StructuredSVM.load_from_checkpoint(path, head=LinearChain(4, 3))
-
     fitted(StructuredSVM(LinearChain(3, 3), lam=0.1, structure=MyChain(3), solver=Solver(compiled=False)), path)
-    with pytest.raises(ValueError, match=r"structure=\.\.\."):
+    with pytest.raises(ValueError, match="structure="):
         StructuredSVM.load_from_checkpoint(path)
     assert type(StructuredSVM.load_from_checkpoint(path, structure=MyChain(3)).structure) is MyChain
-
-    old = torch.load(path, weights_only=True)
-    del old["torchssvm_model"]
-    torch.save(old, path)
-    with pytest.raises(ValueError, match="head="):
-        StructuredSVM.load_from_checkpoint(path)
-    assert StructuredSVM.load_from_checkpoint(path, head=LinearChain(3, 3)).lam == 0.1
 
 
 def test_a_structure_of_the_package_in_the_place_of_the_heads(tmp_path: Path):
@@ -198,20 +170,6 @@ def test_a_structure_of_the_package_in_the_place_of_the_heads(tmp_path: Path):
     again = StructuredSVM.load_from_checkpoint(path)
     assert again.structure.same_as(rescaled)
     assert isinstance(again.structure.oracle, EveryClass)
-
-
-class OfMyOwn(StructuredSVM):
-    """A subclass that makes its own head."""
-
-    def __init__(self, states: int) -> None:
-        super().__init__(LinearChain(3, states), lam=0.1)
-        self.save_hyperparameters()
-
-
-def test_a_subclass_with_arguments_of_its_own_is_made_by_lightning(tmp_path: Path):
-    model = fitted(OfMyOwn(3), tmp_path / "model.ckpt")
-    again = OfMyOwn.load_from_checkpoint(tmp_path / "model.ckpt")
-    assert torch.equal(again.head.emission, model.head.emission)
 
 
 def test_import_paths_in_hyperparameters_are_not_followed(tmp_path: Path):

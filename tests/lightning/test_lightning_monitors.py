@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
+from cases.lightning_chains import MODELS, Watch, Words, svm, trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
 
 from torchssvm import LinearChain, certify  # noqa: E402
-from torchssvm.lightning import DualityGap, FactorwiseSVM, StructuredSVM, training_batches  # noqa: E402
+from torchssvm.lightning import DualityGap, FactorwiseSVM, training_batches  # noqa: E402
 
 NAMES = ("gap", "gap_age", "primal", "dual", "passes", "oracle_calls", "exact")
 
@@ -26,19 +26,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` 
 def exact_gap(checkpoint: str, module: L.LightningModule) -> float:
     """The gap of the weights and the duals in a checkpoint of an epoch's end, by a pass of its own."""
     again = type(module)(LinearChain(3, 3), lam=0.1)
-    found: list[float] = []
+    results: list[float] = []
 
     class Certify(Callback):
         def on_train_start(self, trainer, pl_module) -> None:
             if isinstance(pl_module, FactorwiseSVM):
-                found.append(pl_module.gdmm.certify().gap)
+                results.append(pl_module.gdmm.certify().gap)
             else:
-                found.append(certify(pl_module.head, pl_module.dual, Words().everything(), refresh=False).gap)
+                results.append(certify(pl_module.head, pl_module.dual, Words().everything(), refresh=False).gap)
             trainer.should_stop = True
 
     fitting = trainer(Certify(), max_epochs=100, enable_checkpointing=False)
     fitting.fit(again, Words().training(), ckpt_path=checkpoint, weights_only=True)
-    return found[0]
+    return results[0]
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -156,39 +156,3 @@ def test_a_run_that_stopped_for_want_of_patience_goes_on_to_the_same_bits(name: 
         ]
         assert again[2].stopping_reason_message == stopping.stopping_reason_message
         assert again[3].certificate.gap == gap.certificate.gap
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-@pytest.mark.parametrize("interval", [1.0, 0.5])
-@pytest.mark.parametrize("compiled", [None, False])
-def test_a_run_with_monitors_goes_on_to_the_same_bits(compiled: bool | None, interval: float, tmp_path):
-    """From every kind of moment: within the first epoch, at its last batch, after it, where the gap is old."""
-
-    def run(folder: Path, *more: Callback, **options) -> tuple[StructuredSVM, DualityGap, Watch, EarlyStopping]:
-        gap, watch = DualityGap(1e-9, every_n_epochs=2), Watch()
-        stopping = EarlyStopping("gap", min_delta=100.0, patience=100)
-        saving = ModelCheckpoint(dirpath=folder, monitor="gap", save_top_k=2)
-        model = svm(compiled)
-        fitting = trainer(stopping, saving, gap, watch, *more, max_epochs=4, val_check_interval=interval)
-        fitting.fit(model, Words().by_gaps(), Words().everything(), **options)
-        return model, gap, watch, stopping
-
-    class Save(Callback):
-        def on_train_batch_end(self, trainer, *args) -> None:
-            if trainer.global_step in moments:
-                trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
-
-    moments = (1, 2, 4, 5, 8)
-    whole = run(tmp_path / "whole", Save())
-    for steps in moments:
-        again = run(tmp_path / f"again {steps}", ckpt_path=tmp_path / f"{steps}.ckpt", weights_only=True)
-        assert all(torch.equal(a, b) for a, b in zip(whole[0].parameters(), again[0].parameters(), strict=True)), steps
-        assert torch.equal(whole[0].dual.gap_estimates, again[0].dual.gap_estimates), steps
-        assert whole[0].dual.oracle_calls == again[0].dual.oracle_calls, steps
-        assert [e.certificate.gap for e in whole[1].history] == [e.certificate.gap for e in again[1].history], steps
-        monitored = [[{name: seen[name] for name in NAMES} for seen in watch.seen] for watch in (whole[2], again[2])]
-        assert monitored[0][len(monitored[0]) - len(monitored[1]) :] == monitored[1], steps
-        if interval == 1.0 and steps % 4:  # Lightning skips the checks of a validation that was due at that step
-            assert whole[3].wait_count == again[3].wait_count, steps

@@ -8,12 +8,12 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.items import with_solver  # noqa: E402
-from cases.lightning_words import trainer  # noqa: E402
+from cases.lightning_letters import trainer  # noqa: E402
+from cases.problem_data import with_solver  # noqa: E402
 
 from torchssvm import LinearChain, LinearMulticlass  # noqa: E402
 from torchssvm.datasets import PaddedDataset  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, JointTraining, StructuredSVM  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, JointTraining, StructuredSVM  # noqa: E402
 from torchssvm.steps import CommonStep  # noqa: E402
 
 pytestmark = pytest.mark.cuda
@@ -76,12 +76,12 @@ def test_a_fit_goes_on_from_a_checkpoint_to_the_same_bits(cuda, tmp_path, loop):
 
 
 def test_joint_training_then_solves_the_head_on_the_cpu(cuda):
-    found = []
+    results = []
     for accelerator in ("cpu", "gpu"):
         gap = DualityGap(0.0, every_n_epochs=1)
         fit(accelerator, [gap, places := Places()], joint=JointTraining(epochs=1))
-        found.append((gap.certificate.primal, gap.certificate.dual))
-    assert found[1] == pytest.approx(found[0], rel=1e-3)
+        results.append((gap.certificate.primal, gap.certificate.dual))
+    assert results[1] == pytest.approx(results[0], rel=1e-3)
     assert places.seen == [("cuda", "cuda", "cuda")] * 2 + [("cuda", "cpu", "none")] * 4
 
 
@@ -92,9 +92,3 @@ def test_sequences_without_lengths_are_those_of_the_compiled_loop():
     model = StructuredSVM(LinearChain(2, 2), lam=0.3)
     trainer(max_epochs=2, max_steps=3).fit(model, DataLoader(data, batch_size=2, collate_fn=data.collate))
     assert model.dual.steps == 6
-
-
-def test_gdmm_says_what_to_do_instead(cuda):
-    model = FactorwiseSVM(LinearChain(2, 2), lam=0.3)
-    with pytest.raises(ValueError, match=r"GDMM .* on cuda:0"):
-        trainer(max_epochs=1, accelerator="gpu", devices=1).fit(model, DataLoader(points()))

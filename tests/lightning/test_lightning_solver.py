@@ -8,7 +8,7 @@ import pytest
 
 L = pytest.importorskip("lightning")
 
-from cases.short_words import Words, svm, trainer  # noqa: E402
+from cases.lightning_chains import Words, svm, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     CacheOracle,
@@ -98,12 +98,3 @@ def test_the_end_is_one_per_cent_of_the_primal():
     assert "tolerance 1 % of the primal" in gap.stopped_because
     with pytest.warns(UserWarning, match=r"the run ended far from the optimum: the gap, .* % of the primal"):
         trainer(DualityGap(), max_epochs=1, enable_checkpointing=False).fit(svm(False), Words().by_gaps())
-
-
-@pytest.mark.slow
-def test_a_run_without_certificates_warns_by_its_estimate():
-    with pytest.warns(UserWarning, match=r"the gap is estimated at .* % of the primal. DualityGap\(\) among"):
-        trainer(max_epochs=1, enable_checkpointing=False).fit(svm(None), Words().by_gaps())
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the run ended")
-        trainer(max_epochs=400, enable_checkpointing=False).fit(svm(None), Words().by_gaps())

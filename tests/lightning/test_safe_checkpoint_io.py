@@ -9,7 +9,7 @@ import torch
 
 L = pytest.importorskip("lightning")
 
-from cases.short_words import trainer as quiet  # noqa: E402
+from cases.lightning_chains import trainer as quiet  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 from torchssvm import LinearChain  # noqa: E402
@@ -21,7 +21,7 @@ def test_overwritten_files_are_kept_and_fallen_back_on(tmp_path):
     io, file = SafeCheckpointIO(), tmp_path / "deep" / "last.ckpt"
     for step in range(3):
         io.save_checkpoint({"step": step}, file)
-    assert sorted(found.name for found in file.parent.iterdir()) == ["last.ckpt", "last.ckpt.previous"]
+    assert sorted(results.name for results in file.parent.iterdir()) == ["last.ckpt", "last.ckpt.previous"]
     assert io.load_checkpoint(file, weights_only=True) == {"step": 2}
     file.write_bytes(file.read_bytes()[:300])
     with pytest.warns(UserWarning, match=r"last\.ckpt is damaged.*: loaded the checkpoint before it"):

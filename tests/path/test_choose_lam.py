@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, Problem, reference
 
 from torchssvm import Chain, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases.items import Items, plainly
+from cases.problem_data import Items, plainly
 from cases.problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases.bounded import optimum_within
 from cases.graphs import GraphProblem
-from cases.items import Items, plainly
+from cases.problem_data import Items, plainly
 from cases.problems import flat, rng
 
 from torchssvm import Corrective, Labelings, MeanParts, Weights, certify

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases.items import Items, plainly
+from cases.problem_data import Items, plainly
 from cases.problems import PROBLEMS, multiclass, reference
 
 from torchssvm import Relative, certify, regularization_path

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from cases.fresh import fresh_python
+from cases.python_process import fresh_python
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED_AS = {"torchssvm": "torchssvm", "models/src": "torchssvm.models", "datasets/src": "torchssvm.datasets"}

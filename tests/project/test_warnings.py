@@ -9,7 +9,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import Problem, chain, multiclass
 from torch.utils.data import DataLoader
 

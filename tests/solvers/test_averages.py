@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.average_cases import AverageTestCase, schedule
-from cases.problems import assert_same, chain, flat
+from cases.average_cases import AverageTestCase
+from cases.problems import chain, flat
 
 from torchssvm import CompiledBCFW, DualState, Labelings
 from torchssvm.solvers import SuffixAverage, UniformAverage, WeightedAverage
@@ -38,19 +38,6 @@ class TestUniformAverage(AverageTestCase):
 
     def shares(self, count):
         return [1 / count] * count
-
-
-def test_several_averages_follow_one_dual():
-    problem, kinds = chain(2), [WeightedAverage, SuffixAverage, UniformAverage]
-    training = problem.train()
-    averages = [kind.following(training.dual) for kind in kinds]
-    by_hand = [kind(training.dual.parameters) for kind in kinds]
-    for rows in schedule(problem, 3, 11):
-        training.step(rows)
-        for average in by_hand:
-            average.update()
-    for told, other in zip(averages, by_hand, strict=True):
-        assert_same(told.state_dict(), other.state_dict())
 
 
 def test_the_compiled_loop_tells_of_its_last_step():

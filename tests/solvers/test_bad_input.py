@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from cases.custom import LabelSets, Scores, label_sets
 from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, multiclass, rng
 from cases.problems import refused as unchanged
+from cases.top_label_sets import LabelSets, Scores, label_sets
 from torch import nn
 
 from torchssvm import (
     BCFW,
     Batch,
     BlockGap,
+    CacheOracle,
+    Corrective,
     DualState,
     GapBatchSampler,
     Labelings,
-    LinearChain,
     LinearMulticlass,
     MeanParts,
     Multiclass,
@@ -54,9 +53,6 @@ def started(kind: str = "multiclass", storage: Any = MeanParts, steps: int = 3, 
     return PROBLEMS[kind](1, **options).train(storage=storage()).run([[k % 4, k % 3] for k in range(steps)])
 
 
-# -- What comes from the data ------------------------------------------------------------------------------
-
-
 def put(name: str, place: Any, value: float) -> Any:
     """The batch with one number of it changed."""
 
@@ -72,8 +68,6 @@ def given(**entries: Any) -> Any:
     return lambda batch: batch.replace(**entries)
 
 
-LENGTHS = [3, 0], [3, -2], [3, 4], [3], [3, 3, 3], [3.0, 3.0]
-LENGTHS = [3, 0], [3, -2], [3, 4], [3], [3, 3, 3], [3.0, 3.0]
 BATCHES = [
     *((kind, put("x", (1, ..., 0), v), "not finite") for kind in sorted(PROBLEMS) for v in NOT_FINITE),
     ("chain", put("x", (1, 2), torch.nan), "not finite"),  # in the padding
@@ -82,12 +76,8 @@ BATCHES = [
     ("chain", lambda batch: batch.replace(y=batch.y[:, :-1]), "target"),
     ("multiclass", lambda batch: batch.replace(y=batch.y.int()), "target"),
     ("multiclass", lambda batch: batch.replace(y=batch.y > 0), "target"),
-    *(("chain", given(lengths=torch.tensor(v)), "lengths") for v in LENGTHS),
-    (
-        "chain",
-        lambda batch: batch.replace(x=batch.x[:, :0], y=batch.y[:, :0], lengths=torch.tensor([0, 0])),
-        "x",
-    ),
+    *(("chain", given(lengths=torch.tensor(v)), "lengths") for v in ([3, 0], [3, 4], [3], [3.0, 3.0])),
+    ("chain", lambda batch: batch.replace(x=batch.x[:, :0], y=batch.y[:, :0], lengths=torch.tensor([0, 0])), "x"),
     ("multiclass", given(index=torch.tensor([0, 6])), "index"),
     ("multiclass", given(index=torch.tensor([-1, 0])), "index"),
     ("multiclass", given(index=torch.tensor([0, 1], dtype=torch.int32)), "index"),
@@ -109,24 +99,6 @@ def test_batches(storage, steps, kind, change, words):
         training.step(change(training.problem.batch([0, 2])))
 
 
-def test_numbers_of_the_head_that_are_not_finite():
-    training = started()
-    batch = training.problem.batch([0, 2])
-    for value in NOT_FINITE:
-        scores = training.head(batch.x).single.clone()
-        scores[1, 1] = value
-        with refused(training, ValueError, "not finite"):
-            training.loss(scores, batch.y, batch.index)
-    before = float(training.head.weight[0, 0])
-    with torch.no_grad():
-        training.head.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="not finite"):
-        training.backward([0])
-    with torch.no_grad():
-        training.head.weight[0, 0] = before
-    training.step([0])
-
-
 @pytest.mark.parametrize("visits, storage", [(1, MeanParts()), (6, MeanParts()), (6, Labelings())])
 def test_an_example_whose_length_changes(visits, storage):
     training = chain(1).train(storage=storage).run([[k % 5] for k in range(visits)])
@@ -134,13 +106,6 @@ def test_an_example_whose_length_changes(visits, storage):
     assert int(batch.lengths) == 3
     with refused(training, ValueError, "example 0"):
         training.step(batch.replace(lengths=torch.tensor([2])))
-
-
-def test_an_example_whose_length_changes_without_lengths():
-    training = chain(1, ragged=False).train().run([[k] for k in range(5)])
-    batch = training.problem.batch([0])
-    with refused(training, ValueError, "example 0|lengths"):
-        training.step(batch.replace(x=batch.x[:, :2], y=batch.y[:, :2]))
 
 
 def test_an_example_whose_length_changes_in_an_accumulated_batch():
@@ -154,23 +119,6 @@ def test_an_example_whose_length_changes_in_an_accumulated_batch():
         training.backward(batch.replace(lengths=torch.tensor([2])))
         training.optim.step()
     assert torch.equal(training.weights(), before)
-
-
-def test_lengths_that_come_and_go():
-    """A batch of full-length examples may leave the lengths out, or is told that it may not."""
-    problem = chain(1, ragged=False, n=4)
-    training = problem.train().run([[0], [1]])
-    before = training.snapshot()
-    try:
-        training.step(problem.batch([2]).replace(lengths=torch.tensor([3])))
-    except ValueError as error:
-        assert "lengths" in str(error)  # noqa: PT017
-        assert_same(training.snapshot(), before)
-    training.step([0])
-    assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
-
-
-# -- What comes from a structure ---------------------------------------------------------------------------
 
 
 def worst_output(self, potentials, target):
@@ -223,17 +171,6 @@ def test_structures(wrong, words, steps):
     assert dual.steps == steps + 1
 
 
-def test_only_structures_are_structures():
-    head = Scores(3, 4)
-    with pytest.raises(TypeError, match="structure="):
-        DualState.for_head(head, 5, 0.1, structure="chain")
-    with pytest.raises(TypeError, match="structure=None"):
-        DualState.for_head(head, 5, 0.1)
-
-
-# -- Heads that are not linear -----------------------------------------------------------------------------
-
-
 class Hidden(LinearMulticlass):
     """A head with something between the weights and the potentials."""
 
@@ -270,113 +207,61 @@ def test_heads_that_are_not_linear_are_caught_at_the_first_call(change):
         training.optim.step()
 
 
-def test_a_product_of_two_weights_is_not_linear():
-    class Product(nn.Module):
-        structure = Multiclass(3)
-
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(2, 3))
-
-        def forward(self, x):
-            return x @ self.a @ self.b
-
-    problem = multiclass(1, dtype=torch.float32)
-    with pytest.raises(ValueError, match="not linear"):
-        Problem(Product(), problem.x, problem.y, None, 0.5).train().backward([0])
+def dual_of(head: Any = None, n: Any = 6, lam: Any = 0.5, **options: Any) -> DualState:
+    return DualState.for_head(LinearMulticlass(3, 3) if head is None else head, n, lam, **options)
 
 
-# -- Parameters and sizes ----------------------------------------------------------------------------------
-
-
-def test_parameters_must_be_the_heads():
-    head, other = LinearMulticlass(3, 3), LinearMulticlass(3, 3)
-    nn.init.constant_(head.weight, 2.0)
-    dual = DualState.for_head(head, 6, 0.5)
-    for params in [
-        [head.weight],
-        [*head.parameters(), other.bias],
-        other.parameters(),
-        [{"params": [head.weight]}, {"params": [other.bias]}],
-    ]:
-        with pytest.raises(ValueError, match="params"):
-            BCFW(params, dual)
-    with pytest.raises(ValueError, match=r"empty|params"):
-        BCFW([], dual)
-    assert bool((head.weight == 2.0).all())
-    nn.init.zeros_(head.weight)
-    BCFW(head.parameters(), dual)
-
-
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"bounds": "0"}])
-def test_unknown_options_of_a_group(options):
+def optimizer_of(params: Any) -> BCFW:
     head = LinearMulticlass(3, 3)
-    dual = DualState.for_head(head, 6, 0.5)
-    with pytest.raises(ValueError, match=re.escape(str(sorted(options)[:1])[1:-1])):
-        BCFW([{"params": list(head.parameters()), **options}], dual)
+    return BCFW(params(head), dual_of(head))
 
 
-def test_parameters_cannot_be_added_later():
-    training = started()
-    extra = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    with refused(training, ValueError, "params"):
-        training.optim.add_param_group({"params": [extra]})
-    assert len(training.optim.param_groups) == 1
-
-
-def test_frozen_parameters():
-    head = LinearChain(2, 2)
+def frozen() -> nn.Module:
+    head = LinearMulticlass(3, 3)
     head.bias.requires_grad_(False)
-    head.start_transitions.requires_grad_(False)
-    with pytest.raises(ValueError, match="'bias', 'start_transitions'"):
-        DualState.for_head(head, 3, 0.1)
+    return head
 
 
-def test_lam():
-    for lam in (np.float32(0.1), np.float64(0.1), np.int64(2)):
-        dual = DualState.for_head(LinearMulticlass(3, 3), 6, lam)
-        assert type(dual.lam) is float
-        assert dual.lam == lam
-    for lam in (0.0, -1.0, float("nan"), float("inf"), -0.0):
-        with pytest.raises(ValueError, match=f"lam={lam}"):
-            DualState.for_head(LinearMulticlass(3, 3), 6, lam)
-    for lam in (True, np.bool_(True)):
-        with pytest.raises(TypeError, match="lam="):
-            DualState.for_head(LinearMulticlass(3, 3), 6, lam)
-
-
-@pytest.mark.parametrize("n", [0, -1, 2.5, True, None, "6"])
-def test_num_examples(n):
-    kind = TypeError if n is None or isinstance(n, str) else ValueError
-    with pytest.raises(kind, match=f"num_examples={n!r}"):
-        DualState.for_head(LinearMulticlass(3, 3), n, 0.1)
-
-
-def test_heads_without_parameters_or_of_other_dtypes():
-    class Nothing(nn.Module):
-        structure = Multiclass(3)
-
-    with pytest.raises(ValueError, match="parameters"):
-        DualState.for_head(Nothing(), 6, 0.1)
-    for dtype in (torch.bfloat16, torch.float16):
-        with pytest.raises(TypeError, match=f"{dtype}"):
-            DualState.for_head(LinearMulticlass(3, 3).to(dtype), 6, 0.1)
+def two_dtypes() -> nn.Module:
     head = LinearMulticlass(3, 3)
     head.bias = nn.Parameter(head.bias.detach().double())
-    with pytest.raises(TypeError, match="dtype"):
-        DualState.for_head(head, 6, 0.1)
+    return head
 
 
-def test_samplers_of_other_data():
-    dual = multiclass(1).train().dual
-    with pytest.raises(ValueError, match="num_examples=0"):
-        GapBatchSampler(batch_size=4, num_examples=0)
-    with pytest.raises(ValueError, match="num_examples=5"):
-        GapBatchSampler(dual, batch_size=4, num_examples=5)
-    with pytest.raises(ValueError, match="num_examples=7"):
-        GapBatchSampler(batch_size=4, num_examples=7).bind(dual)
-    with pytest.raises(TypeError, match="dual=200"):
-        GapBatchSampler(200, batch_size=8)
+DOORS = [
+    *((lambda n=n: dual_of(n=n), ValueError, "num_examples") for n in (0, -1, 2.5, True)),
+    *((lambda n=n: dual_of(n=n), TypeError, "num_examples") for n in (None, "6")),
+    *((lambda lam=lam: dual_of(lam=lam), ValueError, "lam") for lam in (0.0, -1.0, *NOT_FINITE)),
+    (lambda: dual_of(lam=True), TypeError, "lam"),
+    (lambda: dual_of(structure="chain"), TypeError, "structure"),
+    (lambda: dual_of(Scores(3, 4)), TypeError, "structure"),
+    (lambda: dual_of(nn.Module(), structure=Multiclass(3)), ValueError, "parameters"),
+    (lambda: dual_of(frozen()), ValueError, "bias"),
+    (lambda: dual_of(LinearMulticlass(3, 3).half()), TypeError, "float16"),
+    (lambda: dual_of(two_dtypes()), TypeError, "dtype"),
+    (lambda: optimizer_of(lambda head: [head.weight]), ValueError, "params"),
+    (lambda: optimizer_of(lambda head: [*head.parameters(), nn.Parameter(torch.zeros(2))]), ValueError, "params"),
+    (lambda: optimizer_of(lambda _: LinearMulticlass(3, 3).parameters()), ValueError, "params"),
+    (lambda: optimizer_of(lambda head: [{"params": head.parameters(), "momentum": 0.9}]), ValueError, "momentum"),
+    (lambda: started().optim.add_param_group({"params": [nn.Parameter(torch.zeros(2))]}), ValueError, "params"),
+    (
+        lambda: BCFW((head := LinearMulticlass(3, 3)).parameters(), dual_of(head), line_search="exact"),
+        TypeError,
+        "line_search",
+    ),
+    (lambda: GapBatchSampler(batch_size=4, num_examples=0), ValueError, "num_examples"),
+    (lambda: GapBatchSampler(dual_of(), batch_size=4, num_examples=5), ValueError, "num_examples"),
+    (lambda: GapBatchSampler(batch_size=4, num_examples=7).bind(dual_of()), ValueError, "num_examples"),
+    (lambda: GapBatchSampler(200, batch_size=8), TypeError, "dual"),
+    (lambda: BlockGap(dual_of(), Corrective()), ValueError, "direction"),
+    (lambda: BlockGap(dual_of(), oracle=CacheOracle()), ValueError, "oracle"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "argument"), DOORS)
+def test_doors(call, error, argument):
+    with pytest.raises(error, match=argument):
+        call()
 
 
 @pytest.mark.parametrize(("storage", "words"), [(MeanParts, "Weights"), (Weights, "MeanParts")])
@@ -388,9 +273,6 @@ def test_a_dual_that_does_not_fit_into_memory(storage, words):
         training.backward([0, 1])
     assert_same(training.snapshot(), before)
     assert not training.dual.mailbox.waiting
-
-
-# -- Gradients that are not what the backward pass left ----------------------------------------------------
 
 
 def spoil(training: Training, change: Any) -> None:
@@ -412,6 +294,7 @@ CHANGES = {
     "none": lambda g: None,
     "noise": lambda g: g + 0.1 * g.abs().max() * torch.randn(g.shape, generator=rng(0), dtype=g.dtype),
     "another loss": lambda g: g + 1.0,
+    "low precision": lambda g: g.to(torch.bfloat16).to(g.dtype),
     "not a number": first(torch.nan),
     "infinite": first(torch.inf),
 }
@@ -486,15 +369,6 @@ def test_a_forward_pass_from_before_another_step_or_state(adjoint, loaded):
         training.optim.step()
 
 
-def test_gradients_of_low_precision():
-    training = started("chain", dtype=torch.float32)
-    training.optim.zero_grad()
-    training.backward([0, 1])
-    spoil(training, lambda g: g.to(torch.bfloat16).to(torch.float32))
-    with refused(training, RuntimeError, "gradient"):
-        training.optim.step()
-
-
 def test_potentials_of_low_precision():
     """A head of one's own under autocast."""
     head, structure, batch = label_sets(dtype=torch.float32)
@@ -566,31 +440,17 @@ def test_an_index_that_names_two_examples_of_one_batch(kind, steps):
     training.optim.step()
 
 
-def test_a_step_without_a_loss_and_a_step_taken_twice():
+def test_a_step_needs_one_backward_pass_of_the_loss():
     training = started()
-    training.optim.zero_grad()
-    with refused(training, RuntimeError, "proposal"):
-        training.optim.step()
-    training.optim.zero_grad()
-    training.backward([0])
-    training.optim.step()
-    with refused(training, RuntimeError, "proposal"):
-        training.optim.step()
-
-
-def test_a_loss_whose_gradient_was_never_computed_or_is_another():
-    training = started()
-    training.optim.zero_grad()
-    training.forward(training.problem.batch([0]))
-    with refused(training, RuntimeError, "proposal"):
-        training.optim.step()
-    training.optim.zero_grad()
-    nn.functional.cross_entropy(training.head(training.problem.x).single, training.problem.y).backward()
-    with refused(training, RuntimeError, "proposal"):
-        training.optim.step()
-
-
-# -- Several processes -------------------------------------------------------------------------------------
+    for prepare in (
+        lambda: None,
+        lambda: training.forward(training.problem.batch([0])),
+        lambda: nn.functional.cross_entropy(training.head(training.problem.x).single, training.problem.y).backward(),
+    ):
+        training.optim.zero_grad()
+        prepare()
+        with refused(training, RuntimeError, "proposal"):
+            training.optim.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -611,29 +471,16 @@ def test_heads_that_are_converted_after_the_dual_was_made(kind, when, dtype):
     assert training.dual.steps == (3 if when == "later" else 0)
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ({"weight_decay": 0.1}, "weight_decay"),
-        ({"momentum": 0.9, "nesterov": True}, "momentum"),
-        ({"lr": 0.1}, "lr"),
-        ({"lower": 0.0}, "bounds|lower"),
-    ],
-)
-def test_options_of_a_group_that_are_set_later(option, words):
+@pytest.mark.parametrize("option", ["weight_decay", "momentum", "lr", "lower"])
+def test_options_of_a_group_that_are_set_later(option):
     training = started()
-    before_group = dict(training.optim.param_groups[0])
     training.optim.zero_grad()
     training.backward([0, 1])
-    training.optim.param_groups[0].update(option)
+    training.optim.param_groups[0][option] = 0.1
     before = training.snapshot()
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=option):
         training.optim.step()
     assert_same(training.snapshot(), before)
-    training.optim.param_groups[0].clear()
-    training.optim.param_groups[0].update(before_group)
-    training.step([0, 1])
-    assert training.dual.steps == 4
 
 
 def test_a_dual_made_before_the_process_group_is_refused(monkeypatch):
@@ -644,9 +491,6 @@ def test_a_dual_made_before_the_process_group_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 1)
     with pytest.raises(ValueError, match="one process"):
         BCFW(head.parameters(), dual)
-
-
-# -- Checkpoints -------------------------------------------------------------------------------------------
 
 
 def saved(**options: Any) -> dict[str, Any]:
@@ -681,8 +525,3 @@ def test_checkpoints_of_another_optimizer(state):
     training = started()
     with refused(training, ValueError, "BCFW"):
         training.optim.load_state_dict(state)
-
-
-def test_classes_have_no_lengths():
-    with pytest.raises(ValueError, match="lengths"):
-        LinearMulticlass(3, 4)(torch.zeros(2, 3), torch.tensor([1, 1]))

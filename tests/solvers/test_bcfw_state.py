@@ -115,9 +115,6 @@ def test_checkpoints_move_between_devices(device):
     torch.testing.assert_close(back.weights(), training.weights())
 
 
-# -- The optimizer interface -------------------------------------------------------------------------------
-
-
 def test_the_learning_rate_is_published():
     problem = chain(2)
     training = problem.train()
@@ -169,19 +166,6 @@ def test_a_closure_computes_the_loss():
     assert plain.optim.step() is None
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_zero_grad(set_to_none):
-    a, b = chain(2).train(), chain(2).train()
-    for rows in ([0], [1, 2], [3]):
-        a.step(rows)
-        b.optim.zero_grad(set_to_none=set_to_none)
-        for p in b.dual.parameters:
-            assert p.grad is None or p.grad.count_nonzero() == 0
-        b.backward(rows)
-        b.optim.step()
-    assert_same(a.snapshot(), b.snapshot())
-
-
 def test_weights_that_are_not_zero_are_set_to_zero_with_a_warning():
     problem = multiclass(0)
     torch.nn.init.constant_(problem.head.weight, 2.0)
@@ -193,31 +177,3 @@ def test_weights_that_are_not_zero_are_set_to_zero_with_a_warning():
         warnings.simplefilter("error")
         BCFW(problem.head.parameters(), training.dual)  # the weights are the dual's now
     assert training.weights().count_nonzero() > 0
-
-
-def test_learning_rate_schedulers_do_not_change_the_steps():
-    a, b = chain(2).train(), chain(2).train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(b.optim, gamma=0.1)
-    for rows in ([0], [1, 2], [3]):
-        a.step(rows)
-        b.step(rows)
-        scheduler.step()
-    assert torch.equal(a.weights(), b.weights())
-
-
-def test_counters():
-    training = chain(2).train()
-    assert (training.dual.steps, training.dual.oracle_calls, training.dual.visits, training.dual.passes) == (0, 0, 0, 0)
-    assert training.dual.gap_estimate == float("inf")
-    training.step([0, 1])
-    training.optim.zero_grad()
-    training.backward([2])
-    training.backward([3])
-    training.optim.step()
-    assert (training.dual.steps, training.dual.oracle_calls, training.dual.visits) == (2, 4, 3)
-    assert training.dual.passes == 4 / 5
-    training.step([4])
-    assert training.dual.gap_estimate == pytest.approx(float(training.dual.gap_estimates.sum()))
-    assert training.dual.gap_estimate < float("inf")

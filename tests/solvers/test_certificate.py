@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 import torch
-from cases.custom import Approximate, LabelSets, label_sets
 from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, refused, rng
+from cases.top_label_sets import Approximate, LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,9 +36,6 @@ STORAGES = st.sampled_from([MeanParts, Weights])
 ROWS = [[0, 1], [2], [3, 1], [4], [0]]
 
 
-# -- Numbers -----------------------------------------------------------------------------------------------
-
-
 @examples(20)
 @given(seed=SEEDS, kind=KINDS, storage=STORAGES, batch_size=st.integers(1, 6), adjoint=st.booleans())
 def test_against_brute_force(seed, kind, storage, batch_size, adjoint):
@@ -46,19 +43,19 @@ def test_against_brute_force(seed, kind, storage, batch_size, adjoint):
     training = problem.train(storage=storage()).run(ROWS)
     calls = training.dual.oracle_calls
     value, w = training.dual.value(), training.weights()
-    found = certify(training.head, training.dual, problem.everything(batch_size))
+    certificate = certify(training.head, training.dual, problem.everything(batch_size))
     truth = reference(problem)
-    assert found.primal == pytest.approx(truth.primal(w), abs=1e-11)
-    assert found.dual == pytest.approx(value, abs=1e-11)
-    assert found.gap == found.primal - found.dual
-    assert found.gap >= -1e-12
-    assert found.exact
-    assert found.drift < 1e-12
-    assert found.oracle_calls == calls + problem.n == training.dual.oracle_calls
-    assert found.passes == found.oracle_calls / problem.n == training.dual.passes
-    assert (found.num_examples, found.lam) == (problem.n, problem.lam)
-    assert found.seconds > 0
-    assert float(training.dual.gap_estimates.sum()) == pytest.approx(found.gap, abs=1e-11)
+    assert certificate.primal == pytest.approx(truth.primal(w), abs=1e-11)
+    assert certificate.dual == pytest.approx(value, abs=1e-11)
+    assert certificate.gap == certificate.primal - certificate.dual
+    assert certificate.gap >= -1e-12
+    assert certificate.exact
+    assert certificate.drift < 1e-12
+    assert certificate.oracle_calls == calls + problem.n == training.dual.oracle_calls
+    assert certificate.passes == certificate.oracle_calls / problem.n == training.dual.passes
+    assert (certificate.num_examples, certificate.lam) == (problem.n, problem.lam)
+    assert certificate.seconds > 0
+    assert float(training.dual.gap_estimates.sum()) == pytest.approx(certificate.gap, abs=1e-11)
 
 
 @pytest.mark.parametrize("storage", [MeanParts, Labelings, Weights])
@@ -67,32 +64,32 @@ def test_steps_and_an_exact_pass_have_the_same_bits_on_one_and_two_threads(stora
     split = []
     run = threads._run
     monkeypatch.setattr(threads, "_run", lambda tasks: split.append(len(tasks)) or run(tasks))
-    before, found = torch.get_num_threads(), []
+    before, results = torch.get_num_threads(), []
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
             training = chain(6, n=400, features=8, states=26, longest=8).train(storage=storage())
             training.run([list(range(k, 400, 3)) for k in range(3)])
             certificate = certify(training.head, training.dual, training.problem.everything())
-            found.append((training.dual.state_dict(), certificate.primal, certificate.dual, certificate.drift))
+            results.append((training.dual.state_dict(), certificate.primal, certificate.dual, certificate.drift))
     finally:
         torch.set_num_threads(before)
     assert set(split) == {2}
     if not blas_keeps_bits():
         pytest.skip("the matrix products of this machine's BLAS have other bits on two threads")
-    assert_same(*found)
+    assert_same(*results)
 
 
 def blas_keeps_bits():
     tall, wide = (torch.randn(1064, columns, generator=rng(0), dtype=torch.float64) for columns in (26, 8))
-    before, found = torch.get_num_threads(), []
+    before, results = torch.get_num_threads(), []
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.append(tall.T @ wide)
+            results.append(tall.T @ wide)
     finally:
         torch.set_num_threads(before)
-    return torch.equal(*found)
+    return torch.equal(*results)
 
 
 def test_devices(device):
@@ -106,9 +103,6 @@ def test_devices(device):
     second = certify(b.head, b.dual, here.everything(2))  # batches come from the CPU, as from a loader
     assert second.primal == pytest.approx(first.primal, abs=1e-10)
     assert second.dual == pytest.approx(first.dual, abs=1e-10)
-
-
-# -- Every example once ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pass_over", [certify, recompute_weights])
@@ -130,24 +124,6 @@ def test_missing_and_repeated_examples_are_errors(pass_over, batches, words):
     training.step([0, 1])
 
 
-def test_bad_batches_are_errors_and_change_nothing():
-    problem = multiclass(2)
-    training = problem.train().run(ROWS)
-    before = training.snapshot()
-    batch = problem.batch(range(6))
-    for wrong, words in [
-        (batch.replace(index=batch.index + 1), "index has 1 to 6"),
-        (batch.replace(y=torch.full_like(batch.y, 7)), "label 7"),
-        (batch.replace(x=batch.x * torch.nan), "not finite"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            certify(training.head, training.dual, [wrong])
-        assert_same(training.snapshot(), before)
-
-
-# -- Refreshing --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("change", "warned"), [(5e-4, False), (5e-3, True)])
 def test_negligible_weights_may_differ_by_their_own_length(change, warned):
     head = LinearMulticlass(1, 2, bias=False)
@@ -158,8 +134,8 @@ def test_negligible_weights_may_differ_by_their_own_length(change, warned):
         head.weight += change
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = certify(head, dual, [batch])
-    assert found.drift > 0.02
+        certificate = certify(head, dual, [batch])
+    assert certificate.drift > 0.02
     assert bool(told) == warned
 
 
@@ -172,11 +148,11 @@ def test_the_weights_stay_until_the_next_step_and_then_start_from_the_dual(stora
     with torch.no_grad():
         for p, d in zip(training.dual.parameters, drift, strict=True):
             p += d
-    held = training.weights()
-    found = certify(training.head, training.dual, problem.everything(2))
-    assert torch.equal(training.weights(), held)
-    assert found.drift == pytest.approx(float(flat(drift).norm() / clean.norm()), rel=1e-6)
-    assert found.primal == pytest.approx(reference(problem).primal(held), abs=1e-11)
+    before = training.weights()
+    certificate = certify(training.head, training.dual, problem.everything(2))
+    assert torch.equal(training.weights(), before)
+    assert certificate.drift == pytest.approx(float(flat(drift).norm() / clean.norm()), rel=1e-6)
+    assert certificate.primal == pytest.approx(reference(problem).primal(before), abs=1e-11)
     training.optim.zero_grad()
     training.backward([3])
     gradient = flat(p.grad for p in training.dual.parameters)
@@ -223,9 +199,6 @@ def test_a_certificate_leaves_gradients_and_proposals_alone():
     assert torch.equal(a.weights(), b.weights())
 
 
-# -- Approximate oracles -----------------------------------------------------------------------------------
-
-
 def test_bounds_make_the_certificate_of_an_approximate_oracle_valid():
     head, _, batch = label_sets(1)
     structure = Approximate(4, 2)
@@ -238,25 +211,22 @@ def test_bounds_make_the_certificate_of_an_approximate_oracle_valid():
         loss(head(batch.x[row]), batch.y[row], row).backward()
         optim.step()
         if k % 20 == 19:
-            found = certify(head, dual, [batch])
-            assert not found.exact
-            assert "upper bound: approximate oracle" in str(found)
+            certificate = certify(head, dual, [batch])
+            assert not certificate.exact
+            assert "upper bound: approximate oracle" in str(certificate)
             scores = batch.x @ head.weight.detach().T
             outputs = every(head, batch)
             listed = torch.stack([structure.loss(y, batch.y) + (scores * (y - batch.y)).sum(1) for y in outputs])
             primal = 0.1 * float(head.weight.detach().square().sum()) + float(listed.max(0).values.mean())
-            assert found.primal == pytest.approx(primal + structure.slack, abs=1e-10)
-            assert found.gap == pytest.approx(found.primal - dual.value(), abs=1e-10)
-            exact_gap = found.gap - structure.slack
+            assert certificate.primal == pytest.approx(primal + structure.slack, abs=1e-10)
+            assert certificate.gap == pytest.approx(certificate.primal - dual.value(), abs=1e-10)
+            exact_gap = certificate.gap - structure.slack
     assert 0 <= exact_gap < 0.2
     assert bool((dual.gap_estimates >= 0).all())
 
 
 def every(head, batch):
     return list(LabelSets(4, 2).enumerate(as_potentials(head(batch.x))))
-
-
-# -- Features that move ------------------------------------------------------------------------------------
 
 
 @examples(15)
@@ -267,10 +237,10 @@ def test_recomputed_weights_are_those_of_the_dual_for_the_new_features(seed, kin
     before = reference(problem)
     problem.x = problem.x + 0.5 * torch.randn(problem.x.shape, generator=rng(seed + 1), dtype=torch.float64)
     truth = reference(problem)
-    held = training.weights()
+    kept = training.weights()
     change = recompute_weights(training.head, training.dual, problem.everything(2))
     w = training.weights()
-    assert change == pytest.approx(float((w - held).norm() / held.norm()), rel=1e-8)
+    assert change == pytest.approx(float((w - kept).norm() / kept.norm()), rel=1e-8)
     assert change > 1e-6
     # mu_i keeps its meaning: w = -(1/(lam n)) sum_i Phi_i^T (mu_i - p(y_i)) with the new Phi_i
     expected = torch.zeros_like(w)
@@ -288,10 +258,10 @@ def test_recomputed_weights_are_those_of_the_dual_for_the_new_features(seed, kin
         expected += flat(own) / (problem.lam * problem.n)
     torch.testing.assert_close(w, expected)
     assert bool(torch.isinf(training.dual.gap_estimates).all())
-    found = certify(training.head, training.dual, problem.everything(2))
-    assert found.gap >= -1e-12
-    assert found.drift < 1e-12
-    assert found.primal == pytest.approx(truth.primal(w), abs=1e-10)
+    certificate = certify(training.head, training.dual, problem.everything(2))
+    assert certificate.gap >= -1e-12
+    assert certificate.drift < 1e-12
+    assert certificate.primal == pytest.approx(truth.primal(w), abs=1e-10)
     assert before.n == truth.n
     value = training.dual.value()
     for rows in ROWS:
@@ -324,13 +294,6 @@ def test_recomputing_replaces_what_an_earlier_certificate_kept_for_the_next_step
     training.step([2, 3])
     gradient = flat(p.grad for p in training.dual.parameters)
     torch.testing.assert_close(training.weights(), start - training.optim.param_groups[0]["lr"] * gradient)
-
-
-def test_weights_of_old_features_cannot_be_recomputed():
-    problem = chain(3)
-    training = problem.train(storage=Weights()).run(ROWS)
-    with refused(training, ValueError, r"storage=Weights\(\) keeps old features: use MeanParts\(\)"):
-        recompute_weights(training.head, training.dual, problem.everything())
 
 
 class ReturnsTheTarget(Multiclass):

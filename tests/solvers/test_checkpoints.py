@@ -15,19 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases.items import Items
 from cases.kernel_problems import kernel_svm
+from cases.problem_data import Items
 from cases.problems import assert_same, chain, multiclass
 from torch import nn
 from torch.utils.data import DataLoader
 
 from torchssvm import GDMM, CompiledBCFW, GapBatchSampler, Labelings, Solver, certify, load_checkpoint, save_checkpoint
-from torchssvm.core.files import damage, previous, whole_file, write_text
+from torchssvm.core.files import damage, previous
 from torchssvm.path import PathRun
 from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.kernel import RBF
-
-# -- Everything that has a state ----------------------------------------------------------------------------
 
 
 def loop_of_torch() -> tuple[dict[str, Any], Callable[[], Any]]:
@@ -82,11 +80,11 @@ EVERYTHING = [loop_of_torch, compiled, gdmm, kernel, path]
 
 
 def states(objects: dict[str, Any]) -> dict[str, Any]:
-    found = copy.deepcopy({name: value.state_dict() for name, value in objects.items()})
-    for state in found.values():
+    result = copy.deepcopy({name: value.state_dict() for name, value in objects.items()})
+    for state in result.values():
         if "path" in state and state["path"] is not None:  # wall-clock seconds
             del state["path"]["columns"]["seconds"], state["path"]["seal"]
-    return {name: dict(state) for name, state in found.items()}
+    return {name: dict(state) for name, state in result.items()}
 
 
 @pytest.mark.parametrize("make", EVERYTHING, ids=lambda make: make.__name__)
@@ -130,17 +128,6 @@ def test_a_state_that_is_refused_changes_nothing(make, tmp_path):
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_what_can_be_checked_is_checked_before_anything_is_loaded(tmp_path):
-    training = chain(1).train().run([[0], [1]])
-    sampler = GapBatchSampler(training.dual, batch_size=2)
-    save_checkpoint(tmp_path / "run.pt", optim=training.optim, sampler=sampler)
-    training.run([[2]])
-    weights = training.weights()
-    with pytest.raises(ValueError, match=r"sampler refuses.*batch_size"):
-        load_checkpoint(tmp_path / "run.pt", optim=training.optim, sampler=GapBatchSampler(training.dual, batch_size=3))
-    assert torch.equal(training.weights(), weights)
-
-
 @pytest.mark.parametrize("make", [loop_of_torch, compiled, gdmm, kernel])
 def test_a_head_that_is_saved_too_does_not_stop_its_training(make, tmp_path):
     """Its weights are loaded before the duals that they belong to, whatever the order of the names."""
@@ -161,9 +148,6 @@ def test_a_head_that_is_saved_too_does_not_stop_its_training(make, tmp_path):
     load_checkpoint(tmp_path / "run.pt", **others, zz=head_of(others))
     others_go_on()
     assert_same(states(others), states(objects))
-
-
-# -- Random state -------------------------------------------------------------------------------------------
 
 
 def test_the_random_state_comes_back_unless_told_otherwise(tmp_path):
@@ -210,33 +194,24 @@ def test_an_epoch_goes_on_with_the_random_state_of_its_middle(workers, tmp_path)
     assert_same(resumed.optim.state_dict(), training.optim.state_dict())
 
 
-# -- Names --------------------------------------------------------------------------------------------------
-
-
-def test_names_that_do_not_fit(tmp_path):
+@pytest.mark.parametrize(
+    ("given", "error", "argument"),
+    [
+        (lambda head: {"head": head}, ValueError, "other"),
+        (lambda head: {"head": head, "other": head, "more": head}, ValueError, "more"),
+        (lambda head: {"head": head, "other": head, "epoch": head}, ValueError, "epoch"),
+        (lambda head: {"head": head, "other": 3}, TypeError, "other"),
+        (lambda head: {"head": head, "other": nn.Linear}, TypeError, "other"),
+    ],
+)
+def test_names_that_do_not_fit(given, error, argument, tmp_path):
     file, head, other = tmp_path / "run.pt", nn.Linear(1, 1), nn.Linear(1, 1)
     save_checkpoint(file, head=head, other=other, epoch=3)
-    for given, message in (
-        ({"head": head}, r"objects \['head'\] .*'other'"),
-        ({"head": head, "other": other, "more": other}, "objects .*'more'"),
-        ({"head": head, "other": other, "epoch": other}, "objects .*'epoch'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            load_checkpoint(file, **given)
-    with pytest.raises(TypeError, match="other=3"):
-        load_checkpoint(file, head=head, other=3)
-    for wrong in (nn.Linear, torch.optim.Adam):
-        with pytest.raises(TypeError, match="load_state_dict"):
-            load_checkpoint(file, head=head, other=wrong)
-        with pytest.raises(TypeError, match="load_state_dict"):
-            save_checkpoint(file, head=wrong)
-    with torch.no_grad():
-        other.weight.add_(1.0)
-    held = other.weight.clone()
+    with pytest.raises(error, match=argument):
+        load_checkpoint(file, **given(head))
+    before = other.weight.clone()
     assert load_checkpoint(file, head=head, other=None) == {"epoch": 3}
-    assert torch.equal(other.weight, held)
-    with pytest.raises(ValueError, match="contents"):
-        save_checkpoint(file)
+    assert torch.equal(other.weight, before)
 
 
 def test_what_belongs_to_a_dual_is_not_saved_without_it(tmp_path):
@@ -261,17 +236,14 @@ def test_what_could_not_be_loaded_is_not_saved(value, tmp_path):
     with pytest.raises(ValueError, match=r"\['wrong'\] cannot be loaded without running code"):
         save_checkpoint(file, head=head, wrong=value, epoch=2)
     assert file.read_bytes() == content
-    assert [found.name for found in tmp_path.iterdir()] == ["run.pt"]
-
-
-# -- Files --------------------------------------------------------------------------------------------------
+    assert [results.name for results in tmp_path.iterdir()] == ["run.pt"]
 
 
 def test_the_one_before_is_kept_and_nothing_else(tmp_path):
     file, head = tmp_path / "deep" / "run.pt", nn.Linear(1, 1)
     for epoch in range(4):
         save_checkpoint(file, head=head, epoch=epoch)
-    assert sorted(found.name for found in file.parent.iterdir()) == ["run.pt", "run.pt.previous"]
+    assert sorted(results.name for results in file.parent.iterdir()) == ["run.pt", "run.pt.previous"]
     assert load_checkpoint(file, head=head) == {"epoch": 3}
     assert load_checkpoint(previous(file), head=head) == {"epoch": 2}
 
@@ -331,26 +303,16 @@ def test_a_save_onto_a_damaged_file_keeps_the_whole_one_until_it_is_done(tmp_pat
     assert whole == [["run.pt", "run.pt.previous"], ["run.pt"]]
 
 
-def test_files_that_are_something_else(tmp_path):
-    file, head, kind = tmp_path / "run.pt", nn.Linear(1, 1), "torchssvm checkpoint"
+@pytest.mark.parametrize("content", [{"head": 1}, [1, 2], 3, {"kind": "torchssvm checkpoint", "format": 99}])
+def test_files_that_are_something_else(content, tmp_path):
+    file, head = tmp_path / "run.pt", nn.Linear(1, 1)
     save_checkpoint(tmp_path / "other.pt", head=head)
     previous(file).write_bytes((tmp_path / "other.pt").read_bytes())  # is not fallen back on
-    for content, words in (
-        ({"head": 1}, "is no checkpoint"),
-        ([1, 2], "is no checkpoint"),
-        (3, "is no checkpoint"),
-        ({"kind": kind, "path": Path("x")}, "is no checkpoint"),
-        ({"kind": kind, "format": 99}, "has format 99, this version reads format 1"),
-    ):
-        torch.save(content, file)
-        with pytest.raises(ValueError, match=rf"run\.pt {words}"):
-            load_checkpoint(file, head=head)
-    with pytest.raises(IsADirectoryError, match="is a"):
+    torch.save(content, file)
+    with pytest.raises(ValueError, match=r"run\.pt"):
+        load_checkpoint(file, head=head)
+    with pytest.raises(IsADirectoryError):
         save_checkpoint(tmp_path, head=head)
-    (tmp_path / "new.pt.previous").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"new\.pt\.previous is a folder"):
-        save_checkpoint(tmp_path / "new.pt", head=head)
-    assert not (tmp_path / "new.pt").exists()
 
 
 def test_permission_bits_and_symbolic_links_stay(tmp_path):
@@ -377,7 +339,7 @@ def test_leftovers_of_killed_saves_go_with_the_next_one(tmp_path):
     for name in ours + others:
         (tmp_path / name).write_bytes(b"x")
     save_checkpoint(file, head=head)
-    assert {found.name for found in tmp_path.iterdir()} == {"run.pt", *others}
+    assert {results.name for results in tmp_path.iterdir()} == {"run.pt", *others}
 
 
 def test_without_hard_links_the_one_before_is_copied(tmp_path, monkeypatch):
@@ -407,39 +369,6 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path):
                 save_checkpoint(file, head=head, epoch=2)
         assert (file.read_bytes(), previous(file).read_bytes()) == contents
         assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_full_disk_is_an_os_error_in_the_middle_of_an_archive_too(tmp_path):
-    resource = pytest.importorskip("resource")
-    file = tmp_path / "run.pt"
-    save_checkpoint(file, epoch=1)
-    content, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    for values in (100, 100_000):  # the end of the archive is not written, or the middle
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (500 if values == 100 else 200_000, limits[1]))
-            with pytest.raises(OSError, match="File too large"):
-                save_checkpoint(file, a=torch.zeros(values))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert file.read_bytes() == content
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_text_is_written_whole_or_not_at_all(tmp_path):
-    file = tmp_path / "a.txt"
-    write_text(file, "Ä\n")
-    with pytest.raises(RuntimeError, match="halfway"), whole_file(file) as half:
-        half.write(b"B")
-        raise RuntimeError("halfway")
-    assert file.read_bytes() == "Ä\n".encode()
-    with pytest.raises(FileNotFoundError, match=r"another process write to .*a\.txt as well"), whole_file(file) as a:
-        a.write(b"one")
-        write_text(file, "two")  # two writers of one file get an error and no damage
-    assert file.read_text() == "two"
-    assert [found.name for found in tmp_path.iterdir()] == ["a.txt"]
-
-
-# -- Killed while saving ------------------------------------------------------------------------------------
 
 
 def save_until_killed(file: Path, number: int, pipe: int) -> None:
@@ -479,7 +408,7 @@ def test_a_process_killed_while_it_saves_loses_nothing(tmp_path):
         with open(read, "rb") as pipe:
             told += pipe.read()
         told_last = int.from_bytes(told[-4:], "big")
-        in_the_middle += any(found.name.endswith(".partial") for found in tmp_path.iterdir())
+        in_the_middle += any(results.name.endswith(".partial") for results in tmp_path.iterdir())
         values = load_checkpoint(file, head=head)
         assert values["number"] in (told_last, told_last + 1)  # killed after the rename and before it told
         assert torch.equal(values["data"], content_of(values["number"]))
@@ -487,4 +416,4 @@ def test_a_process_killed_while_it_saves_loses_nothing(tmp_path):
     assert done >= kills
     assert in_the_middle > kills // 5
     save_checkpoint(file, head=head, number=0, data=content_of(0))
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["a.pt", "a.pt.previous"]
+    assert sorted(results.name for results in tmp_path.iterdir()) == ["a.pt", "a.pt.previous"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import assert_same, chain
 from torch.utils.data import DataLoader
 
@@ -119,47 +116,3 @@ def test_a_batch_whose_step_is_not_taken_is_visited_again(place, tmp_path):
     here, there = training.optim.state_dict(), left_alone(2)["optim"]
     for name in ("weights", "loss", "gap_estimates", "steps", "oracle_calls", "moved", "storage"):
         assert_same(here["dual"][name], there["dual"][name], name)
-
-
-def test_the_end_of_an_epoch_is_a_state_of_its_own():
-    training = chain(3, n=8).train()
-    sampler = GapBatchSampler(training.dual, batch_size=2)
-    for rows in sampler:
-        training.step(rows)
-        last = sampler.state_dict()
-        assert sampler.in_epoch
-    assert not sampler.in_epoch
-    after = sampler.state_dict()
-    assert (last["epoch"], last["used"], last["under_way"], last["drawn"]) == (0, STEPS, True, [])
-    assert (after["epoch"], after["used"], after["under_way"]) == (1, 0, False)
-    assert sampler.state_dict(used=STEPS)["epoch"] == 1
-    other = GapBatchSampler(training.dual, batch_size=2)
-    other.load_state_dict(last)
-    assert_same(other.state_dict(), last)
-    assert list(other) == []
-    assert other.epoch == 0
-    assert len(list(other)) == STEPS
-    assert other.epoch == 1
-    with pytest.raises(ValueError, match="used"):
-        other.load_state_dict({**last, "used": STEPS + 1})
-
-
-def test_a_loop_that_is_left_on_the_last_batch_is_over():
-    training = chain(3, n=8).train()
-    sampler = GapBatchSampler(training.dual, batch_size=2)
-    for step, rows in enumerate(sampler, 1):
-        training.step(rows)
-        if step == STEPS:
-            break
-    assert sampler.state_dict()["epoch"] == 1
-
-
-def test_copies_of_a_sampler_are_in_no_loop():
-    training = chain(3, n=8).train()
-    sampler = GapBatchSampler(training.dual, batch_size=2)
-    for rows in sampler:
-        training.step(rows)
-        for copied in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
-            assert not copied.in_epoch
-            assert copied.used == sampler.used
-    assert torch.equal(copy.deepcopy(sampler).state_dict()["generator"], sampler.state_dict()["generator"])

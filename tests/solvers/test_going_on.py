@@ -1,7 +1,6 @@
 """Runs that go on from a dual with more examples, fewer, or others."""
 
 import functools
-import pickle
 
 import pytest
 import torch
@@ -101,30 +100,6 @@ def test_it_reaches_the_optimum_of_a_fresh_run(storage, compiled, case, whole, r
     assert not [w for w in recwarn if "differ from the dual's" in str(w.message)]
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_examples_that_stay_are_not_packed_again(sparse):
-    class Read(Some):
-        def collate(self, rows):
-            read.extend(self.places[i] for i in rows)
-            batch = super().collate(rows)
-            batch.x[..., 4:] = 0.0
-            return batch.replace(x=torch.where(batch.x > 1.5, batch.x, 0.0)) if sparse else batch
-
-    read: list[int] = []
-    trainer = make_trainer(head(), Read(range(20)), 0.05, progress=False)
-    trainer.solve(Relative(0.05), progress=False)
-    data, kept = Read([5, 25, 3, 3, 29, 19], features=6), torch.tensor([5, -1, 3, 3, -1, 19])
-    read.clear()
-    found = make_trainer(head(6), data, 0.05, start=trainer, kept=kept, progress=False)
-    assert sorted(read[-2:]) == [25, 29]  # the others for the sample, their targets, and to subtract what has gone
-    fresh = make_trainer(head(6), Read(data.places, features=6), 0.05, progress=False)
-    for name in ("start", "line", "y", "cost", "inner_start"):
-        assert (getattr(found.examples, name) == getattr(fresh.examples, name)).all()
-    copy = pickle.loads(pickle.dumps(found))
-    again = make_trainer(head(6), data, 0.05, start=copy, progress=False)
-    assert again.certify().gap == pytest.approx(found.certify().gap, rel=1e-5)
-
-
 def test_the_same_examples_keep_their_certificate():
     old = trained()
     certificate = old.certify()
@@ -166,8 +141,8 @@ def test_a_run_that_went_on_resumes_bit_for_bit():
     trainers[0].step()
     trainers[1].dual.load_state_dict(trainers[0].dual.state_dict())
     trainers[1].load_state_dict(trainers[0].state_dict())
-    found = [trainer.solve(Relative(0.01), progress=False) for trainer in trainers]
-    assert found[0] == found[1]
+    results = [trainer.solve(Relative(0.01), progress=False) for trainer in trainers]
+    assert results[0] == results[1]
     for one, other in zip(trainers[0].head.parameters(), trainers[1].head.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -195,17 +170,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("moved", [1, 2])
-def test_a_trainer_compares_the_targets_of_examples_that_stay(moved):
-    old, own = trained(), head()
-    state = [p.clone() for p in own.parameters()]
-    with pytest.raises(RuntimeError, match="other targets or lengths"):
-        solve(own, Some(range(25), moved=moved), 0.05, start=old, progress=False)
-    with pytest.raises(RuntimeError, match="examples \\[0"):
-        solve(own, Some([1, 0, *range(2, 25)]), 0.05, start=old, progress=False)
-    assert all(torch.equal(p, was) for p, was in zip(own.parameters(), state, strict=True))
-
-
 @pytest.mark.parametrize(("given", "kind", "words"), REFUSED)
 def test_what_does_not_fit_is_refused_and_nothing_changes(given, kind, words):
     old = trained()
@@ -219,9 +183,3 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(given, kind, words):
         solve(own, data, 0.05, progress=False, **made)
     assert all(bool((parameter == 0.5).all()) for parameter in own.parameters())
     assert old.dual.state_dict()["seal"] == state["seal"]
-
-
-def test_weights_refuse_other_shapes_and_features():
-    old = trained(storage=Weights(), compiled=False)
-    with pytest.raises(ValueError, match="start="):
-        solve(head(5), Some(range(20), features=5), 0.05, start=old.dual, progress=False)

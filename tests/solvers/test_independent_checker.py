@@ -23,18 +23,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:the primal is 0 at zero weights"
 @contextmanager
 def reported(name: str) -> Iterator[dict[Any, list[str]]]:
     """What is found wrong goes in, by problem; ``pytest -s`` shows a line."""
-    found: dict[Any, list[str]] = {}
+    results: dict[Any, list[str]] = {}
     start = sum(os.times()[:4])  # of processes that have ended too
-    yield found
-    wrong = {problem: faults for problem, faults in found.items() if faults}
-    print(f"{name}: {len(found)} problems, {len(wrong)} violations, {sum(os.times()[:4]) - start:.1f} CPU seconds")
+    yield results
+    wrong = {problem: faults for problem, faults in results.items() if faults}
+    print(f"{name}: {len(results)} problems, {len(wrong)} violations, {sum(os.times()[:4]) - start:.1f} CPU seconds")
     assert wrong == {}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_runs_claim_nothing_wrong(kind):
-    with reported(kind) as found:
-        found.update({seed: check(kind, seed) for seed in range(1, 1 + COUNT)})
+    with reported(kind) as results:
+        results.update({seed: check(kind, seed) for seed in range(1, 1 + COUNT)})
 
 
 def test_solvers_of_programs_are_exact_up_to_their_tolerance():
@@ -42,30 +42,30 @@ def test_solvers_of_programs_are_exact_up_to_their_tolerance():
 
 
 def test_rounds_with_hidden_states_claim_nothing_wrong():
-    with reported("hidden states") as found:
-        found.update({seed: check_latent(seed) for seed in range(1, 1 + COUNT)})
+    with reported("hidden states") as results:
+        results.update({seed: check_latent(seed) for seed in range(1, 1 + COUNT)})
 
 
 @pytest.mark.slow
 def test_two_processes_claim_nothing_wrong():
-    with reported("two processes") as found:
-        found.update(check_processes(COUNT))
+    with reported("two processes") as results:
+        results.update(check_processes(COUNT))
 
 
 def test_the_checker_finds_what_is_wrong(tmp_path):
     trace = run("chains", 4, tmp_path / "run.pt", 3)
     assert faults(trace, "chains", 4) == []
-    (found, w), *rest = trace.certificates
+    (result, w), *rest = trace.certificates
 
     def claimed(**changes: float) -> Trace:
-        return replace(trace, certificates=[(replace(found, **changes), w), *rest])
+        return replace(trace, certificates=[(replace(result, **changes), w), *rest])
 
     shift = 1e-7
     wrong = {
-        "is below that of its weights": claimed(primal=found.primal - shift, gap=found.primal - shift - found.dual),
-        "is above that of its weights": claimed(primal=found.primal + shift, gap=found.primal + shift - found.dual),
-        "above the optimum": claimed(dual=found.primal, gap=0.0),
-        "is not primal - dual": claimed(gap=found.gap + shift),
+        "is below that of its weights": claimed(primal=result.primal - shift, gap=result.primal - shift - result.dual),
+        "is above that of its weights": claimed(primal=result.primal + shift, gap=result.primal + shift - result.dual),
+        "above the optimum": claimed(dual=result.primal, gap=0.0),
+        "is not primal - dual": claimed(gap=result.gap + shift),
         "the dual fell": replace(trace, values=[*trace.values, trace.values[-1] - shift]),
         "other bits": replace(trace, resumed=(trace.resumed[0], np.nextafter(trace.resumed[1], 1.0))),
     }

@@ -8,8 +8,8 @@ import pytest
 import torch
 from cases.compiled_kinds import label_sets, matchings, trees
 from cases.interrupts import interrupted
-from cases.items import Items
 from cases.kernel_problems import kernel_svm
+from cases.problem_data import Items
 from cases.problems import chain, multiclass
 
 from torchssvm import (

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import chain, multiclass
 
 from torchssvm import Solver, guess_lam, make_trainer
 from torchssvm.steps import BoxQP
-from torchssvm.steps.box_qp import solve_box_qp
 
 SIZES = {torch.float32: (1e15, 1e21), torch.float64: (1e150, 1e156)}
 COMPILED = [Solver(compiled=True)]
@@ -44,9 +43,3 @@ def test_a_lambda_of_them_is_not_guessed():
     problem = multiclass(0, n=4)
     with pytest.raises(ValueError, match="squares overflow"):
         guess_lam(problem.head, Scaled(problem, 1e160))
-
-
-def test_a_gram_matrix_of_them_is_refused():
-    gram = torch.diag(torch.tensor([1.0, torch.inf, 2.0], dtype=torch.float64))
-    with pytest.raises(ValueError, match="features of 1 of 3 examples"):
-        solve_box_qp(gram, torch.ones(3), 5)

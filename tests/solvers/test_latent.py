@@ -18,7 +18,6 @@ from torchssvm import (
     in_order,
     latent,
 )
-from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import LatentCrosses, PaddedDataset
 from torchssvm.solvers import LatentTrainer, primal
@@ -81,11 +80,11 @@ def test_a_round_begins_from_the_duals_of_the_one_before():
     """The losses are kept up to a common factor, and the weights are those of the moved blocks."""
     run = trainer()
     run.step()
-    held = run.loop.dual.loss.clone()
+    before = run.loop.dual.loss.clone()
     run._move_duals()
-    share = float(run.loop.dual.loss.sum() / held.sum())
+    share = float(run.loop.dual.loss.sum() / before.sum())
     assert 0.0 < share <= 1.0
-    torch.testing.assert_close(run.loop.dual.loss, share * held)
+    torch.testing.assert_close(run.loop.dual.loss, share * before)
     warm = run.loop.certify()
     assert warm.exact
     assert warm.drift < 1e-5
@@ -114,14 +113,14 @@ def test_a_run_goes_on_to_the_same_bits():
 def test_a_round_that_gains_nothing_is_dropped():
     run = trainer(tolerance=0.9)
     run.objectives = [1e-3]  # no round can be as good
-    held = [p.detach().clone() for p in run.head.parameters()]
+    stored = [p.detach().clone() for p in run.head.parameters()]
     certificate = run.step()
     assert run.settled
     assert run.objectives == [1e-3]
     kept = primal(run.head, run.structure, in_order(run.data), lam=LAM)
     assert certificate.primal == kept.bound  # not that of the dropped weights
     assert certificate.gap == certificate.primal - certificate.dual >= 0.0
-    assert all(torch.equal(a, b) for a, b in zip(run.head.parameters(), held, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run.head.parameters(), stored, strict=True))
     run.objectives = [1.0]
     assert run.step().primal == pytest.approx(run.objectives[-1], abs=0.2)  # from the duals, without a warning
     assert run.objectives[-1] < 1.0
@@ -160,9 +159,9 @@ def test_crosses_are_found():
     report = latent(head, train, 0.03, structure=structure)
     assert report.settled
     assert "rounds, settled, with no known gap; of the last round's convex problem: primal" in str(report)
-    found = structure.decode(head(test.x))
-    assert float((structure.observe(found) == test.y).double().mean()) > 0.9
-    assert float((found // 2 == test.places).double().mean()) > 0.9
+    decoded = structure.decode(head(test.x))
+    assert float((structure.observe(decoded) == test.y).double().mean()) > 0.9
+    assert float((decoded // 2 == test.places).double().mean()) > 0.9
 
 
 def test_crosses_are_drawn_as_asked():
@@ -204,11 +203,3 @@ def test_a_wrong_completion_is_refused():
     run = LatentTrainer(LinearChain(4, 4), chains(), LAM, structure=Worst(Chain(4), [0, 0, 1, 1]))
     with pytest.raises(RuntimeError, match="best hidden part"):
         run.step()
-
-
-def test_the_hinge_is_that_of_the_completed_target():
-    data, head = chains(), LinearChain(4, 4)
-    batch = data.__getitems__(range(12))
-    potentials = head(batch.x, batch.lengths)
-    target = CHAIN.complete(potentials, CHAIN.check_target(batch.y, potentials))
-    assert find_corner(CHAIN, potentials, target).hinge.tolist() == [1.0] * 12  # weights of zero: the largest loss

@@ -25,9 +25,6 @@ def gradient(training: Training) -> torch.Tensor:
     return flat(torch.zeros_like(p) if p.grad is None else p.grad for p in training.head.parameters())
 
 
-# -- The block gap -----------------------------------------------------------------------------------------
-
-
 @examples(20)
 @given(seed=SEEDS, kind=KINDS, storage=STORAGES)
 def test_the_value_is_the_sum_of_the_block_gaps(seed, kind, storage):
@@ -64,7 +61,7 @@ def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sw
     training.backward(rows)
     (proposal,) = training.dual.mailbox.waiting
     parameters = training.dual.parameters
-    held = [p.detach().clone() for p in parameters]
+    stored = [p.detach().clone() for p in parameters]
     if storage is Weights:  # the block's own part of Delta_i is a vector of weights there
         blocks = [b[batch.index] for b in training.dual.storage.state_dict()["blocks"]]
 
@@ -80,18 +77,18 @@ def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sw
                     total += training.dual.lam * float(proposal.gammas @ (block * p).flatten(1).sum(1))
             return total
 
-    found = gradient(training)
+    result = gradient(training)
     random = rng(seed)
     for _ in range(3):
         directions = [torch.randn(p.shape, generator=random, dtype=p.dtype) for p in parameters]
         values = []
         for sign in (1, -1):
             with torch.no_grad():
-                for p, h, d in zip(parameters, held, directions, strict=True):
+                for p, h, d in zip(parameters, stored, directions, strict=True):
                     p.copy_(h + sign * d)
             values.append(value())
-        assert (values[0] - values[1]) / 2 == pytest.approx(float(found @ flat(directions)), abs=1e-10)
-    assert found.abs().max() > 0
+        assert (values[0] - values[1]) / 2 == pytest.approx(float(result @ flat(directions)), abs=1e-10)
+    assert result.abs().max() > 0
 
 
 @pytest.mark.parametrize("adjoint", [True, False])
@@ -140,9 +137,6 @@ def test_bare_tensors_and_mappings_are_potentials_too(kind):
         assert torch.equal(training.loss(bare, batch.y, batch.index), whole)
 
 
-# -- The structured hinge ----------------------------------------------------------------------------------
-
-
 @examples(20)
 @given(seed=SEEDS, kind=KINDS)
 def test_the_hinge_is_the_mean_of_the_definition(seed, kind):
@@ -167,9 +161,9 @@ def test_the_gradient_of_the_hinge(seed, kind):
     batch = problem.batch(rows)
     x = batch.x.clone().requires_grad_()
     hinge(apply_head(problem.head, batch.replace(x=x)), batch.y).backward()
-    found = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
+    result = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
     best = [truth.changes[i][(truth.losses[i] + truth.changes[i] @ w).argmax()] for i in rows]
-    assert found == pytest.approx(sum(best) / len(rows), abs=1e-10)
+    assert result == pytest.approx(sum(best) / len(rows), abs=1e-10)
     direction = torch.randn(x.shape, generator=rng(seed), dtype=torch.float64)
     values = []
     for sign in (1, -1):
@@ -193,12 +187,3 @@ def test_features_and_head_train_by_ordinary_optimizers_in_the_dtype_of_the_pote
     assert value.dtype == torch.float32
     assert values[-1] < 0.8 * values[0]
     assert kind is SoftmaxMargin or values[0] == 1.0
-
-
-def test_the_hinge_refuses_what_does_not_fit():
-    problem = multiclass(3)
-    hinge = StructuredHinge(problem.structure)
-    with pytest.raises(ValueError, match="label 9"):
-        hinge(problem.head(problem.x), torch.full_like(problem.y, 9))
-    with pytest.raises(ValueError, match="not finite"):
-        hinge(problem.head(problem.x * torch.nan), problem.y)

@@ -10,7 +10,6 @@ from torch import nn
 from torchssvm import (
     BCFW,
     BlockGap,
-    Chain,
     DualState,
     Labelings,
     LinearChain,
@@ -22,7 +21,6 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import Batch
-from torchssvm.core.max_oracle import find_corner
 
 
 class Rows(nn.Module):
@@ -131,69 +129,3 @@ def test_a_pass_that_fails_leaves_the_cache_and_earlier_directions_alone(storage
     assert_same(dual.state_dict(), before)
     optim.step()
     assert certify(head, dual, [Batch(x, y, torch.arange(6))]).drift < 1e-5
-
-
-def test_another_optimizer_on_the_head_is_named():
-    """BCFW sees weights that it did not set, and an exact pass weights that are not those of the dual."""
-    random = torch.Generator().manual_seed(1)
-    x, y = torch.randn(12, 3, generator=random), torch.randint(0, 3, (12,), generator=random)
-    head, dual, loss, optim, everything = problem(x, y)
-    other = torch.optim.SGD(head.parameters(), lr=0.1)
-
-    def step(first):
-        rows = torch.arange(4) + first
-        optim.zero_grad()
-        loss(head(x[rows]), y[rows], rows).backward()
-        optim.step()
-
-    for first in (0, 4, 8):
-        step(first)
-    other.step()
-    with pytest.raises(RuntimeError, match="weights"):
-        step(0)
-    with pytest.warns(UserWarning, match="weights"):
-        certify(head, dual, everything)
-    step(0)  # from the weights that the pass has recomputed
-    assert certify(head, dual, everything).drift < 1e-4
-
-
-def test_a_loss_called_with_targets_first_says_so():
-    x, y = torch.randn(6, 3), torch.arange(6) % 3
-    head, _, loss, _, _ = problem(x, y)
-    with pytest.raises(TypeError, match="potentials"):
-        loss(y, head(x), torch.arange(6))
-
-
-def test_lengths_of_another_dtype_or_batch_are_told_how_to_be_converted():
-    head = LinearChain(4, 3)
-    with pytest.raises(ValueError, match="lengths"):
-        head(torch.randn(2, 3, 4), torch.tensor([1, 3]).int())
-    with pytest.raises(ValueError, match="lengths"):
-        head(torch.randn(3, 2, 4), torch.tensor([1, 2]))
-
-
-class Deltas(Multiclass):
-    """What ``loss_potentials`` returns is wrong in one way or another."""
-
-    def __init__(self, wrong) -> None:
-        super().__init__(3)
-        self.wrong = wrong
-
-    def loss_potentials(self, target):
-        return self.wrong(*super().loss_potentials(target))
-
-
-def test_loss_potentials_that_are_wrong_are_named():
-    y = torch.arange(6) % 3
-    better = Potentials(torch.zeros(6, 3).scatter(1, y.unsqueeze(1), 10.0))
-    with pytest.raises(ValueError, match="loss_potentials"):
-        find_corner(Deltas(lambda delta, constant: (30.0 * delta, constant)), better, y)
-
-
-@pytest.mark.parametrize("token", [3, 2])
-def test_numbers_that_are_not_finite_are_placed(token):
-    x = torch.randn(2, 4, 4)
-    x[0, token] = torch.nan
-    potentials = LinearChain(4, 3)(x, torch.tensor([3, 4]))
-    with pytest.raises(ValueError, match=r"potentials of rows \[0\]"):
-        find_corner(Chain(3), potentials, torch.zeros(2, 4).long())

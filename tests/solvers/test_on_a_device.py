@@ -11,13 +11,10 @@ from cases.problems import chain, through_a_file
 
 from torchssvm import (
     BCFW,
-    GDMM,
     BlockGap,
     DualState,
     LinearChain,
-    LinearMulticlass,
     Relative,
-    Solver,
     certify,
     choose_lam,
     evaluate,
@@ -25,12 +22,8 @@ from torchssvm import (
     solve,
 )
 from torchssvm.core.batch import to_device
-from torchssvm.core.potentials import as_potentials
 from torchssvm.core.random_state import RandomState
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
-from torchssvm.solvers import CompiledBCFW
-from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
-from torchssvm.solvers.training import Sample, choose
 
 ROWS = [[0, 1], [2, 3], [1, 4], [0, 2]]
 pytestmark = pytest.mark.cuda
@@ -65,15 +58,15 @@ def test_a_run_goes_on_to_the_same_bits(cuda):
 @pytest.mark.parametrize("kind", [*KINDS, *ARCS])
 def test_a_run_of_every_kind_is_that_of_the_cpu(kind, cuda):
     """And has the same bits twice; the steps of eight examples in batches of four."""
-    rows, found = [[0, 1, 2, 3], [4, 5, 6, 7]] * 3, []
+    rows, results = [[0, 1, 2, 3], [4, 5, 6, 7]] * 3, []
     for device in (torch.device("cpu"), cuda, cuda):
         problem = (KINDS | ARCS)[kind]()
         problem.head.to(device)
         training = problem.train()
         for some in rows:
             training.step(to_device(problem.batch(some), device))
-        found.append((training, certify(training.head, training.dual, problem.everything(4))))
-    (_, here), (one, there), (other, _) = found
+        results.append((training, certify(training.head, training.dual, problem.everything(4))))
+    (_, here), (one, there), (other, _) = results
     assert there.primal == pytest.approx(here.primal, rel=1e-10)
     assert there.dual == pytest.approx(here.dual, rel=1e-10)
     assert same_bits(one, other)
@@ -96,10 +89,10 @@ def test_tf32_changes_nothing(cuda):
     (expected, a), before = run(), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        found, b = run()
+        result, b = run()
     finally:
         torch.set_float32_matmul_precision(before)
-    assert same_bits(found, expected)
+    assert same_bits(result, expected)
     assert (a.primal, a.dual) == (b.primal, b.dual)
 
 
@@ -126,28 +119,6 @@ def words(number=6):
     return PaddedDataset(x=x, y=torch.randint(0, 2, (number, 3), generator=random))
 
 
-REFUSED = {
-    "CompiledBCFW": lambda head, dual, batch: CompiledBCFW(head, dual, [batch]),
-    "GDMM": lambda head, dual, batch: GDMM(head, [batch], lam=0.1, num_examples=6),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_the_cpu_says_what_to_do(cuda, name):
-    make = REFUSED[name]
-    data, head = words(), LinearChain(4, 2).to(cuda)
-    batch = data.collate([data[i] for i in range(len(data))])
-    with pytest.raises(TypeError, match=r"head is on cuda:0.*head.to\('cpu'\)"):
-        make(head, DualState.for_head(head, num_examples=len(data), lam=0.1), batch)
-
-
-def test_kernels_are_computed_where_the_head_is(cuda):
-    x = torch.zeros(3, 4)
-    head = KernelMulticlass(RBF(), in_features=4, num_classes=2).to(cuda)
-    with pytest.raises(ValueError, match=r"x is on cpu and the head on cuda:0.*head.to\(x.device\)"):
-        KernelSSVM(head, x, torch.tensor([0, 1, 1]), lam=0.1)
-
-
 def places(head):
     return {parameter.device.type for parameter in head.parameters()}
 
@@ -162,30 +133,14 @@ def test_solve_trains_any_head_on_features_anywhere(cuda, capsys, x_there, head_
         data = PaddedDataset(data.x.to(cuda) if x_there else data.x, data.y)
         head = LinearChain(4, 2).to(cuda if head_there else "cpu")
         kept, seen = [id(p) for p in head.parameters()], []
-        found = solve(head, data, lam=0.3, tolerance=Relative(0.2), on_check=lambda _: seen.append(places(head)))
+        certificate = solve(head, data, lam=0.3, tolerance=Relative(0.2), on_check=lambda _: seen.append(places(head)))
         assert kept == [id(p) for p in head.parameters()]
         assert {place for each in seen for place in each} == places(head) == {"cuda" if head_there else "cpu"}
-        return [p.detach().cpu() for p in head.parameters()], (found.primal, found.dual, found.passes)
+        return [p.detach().cpu() for p in head.parameters()], (certificate.primal, certificate.dual, certificate.passes)
 
     (weights, figures), (expected, others) = trained(x_there, head_there), trained(False, False)
     assert all(map(torch.equal, weights, expected))
     assert figures == others
-
-
-def chosen(device):
-    head, x = LinearMulticlass(4, 3).to(device), torch.zeros(5, 4, device=device)
-    return choose(Solver(), head, head.structure, 5, Sample(x, as_potentials(head(x)), 5))
-
-
-def test_the_choice_says_where_the_head_trains(cuda, monkeypatch):
-    choice = chosen(cuda)
-    assert choice.solver.compiled
-    assert str(choice).endswith("head trains on the CPU; Solver(compiled=False) trains on cuda:0")
-    monkeypatch.setattr("torchssvm.solvers.training.LONG_VISIT", 11)
-    choice = chosen(cuda)
-    assert not choice.solver.compiled
-    assert "a visit takes 12 multiplications, and cuda:0 does many" in str(choice)
-    assert chosen(torch.device("cpu")).solver.compiled
 
 
 def test_an_error_leaves_the_head_where_it_was(cuda):
@@ -214,12 +169,12 @@ def test_choosing_lam_scores_the_head_where_it_was(cuda):
 
 def test_frozen_features_are_computed_on_their_device(cuda):
     network = torch.nn.Linear(4, 3).to(cuda)
-    held = PrecomputedFeatures(words(), network, device=cuda)
-    assert held.x.device.type == "cuda"
-    assert held.y.device.type == "cpu"
-    batch = held.__getitems__([4, 1])
+    stored = PrecomputedFeatures(words(), network, device=cuda)
+    assert stored.x.device.type == "cuda"
+    assert stored.y.device.type == "cpu"
+    batch = stored.__getitems__([4, 1])
     assert torch.equal(batch.x.cpu(), PrecomputedFeatures(words(), network).x[[4, 1]])
-    assert solve(LinearChain(3, 2), held, lam=0.3, tolerance=Relative(0.5), progress=False).exact
+    assert solve(LinearChain(3, 2), stored, lam=0.3, tolerance=Relative(0.5), progress=False).exact
 
 
 @pytest.mark.slow

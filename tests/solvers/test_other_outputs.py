@@ -44,7 +44,7 @@ from torchssvm import (
 from torchssvm.core.problem import digest_examples
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.decisions import DecisionPotentials, Knapsack, Situations
-from torchssvm.structures.pairwise_graph import PairwisePotentials, TreeReweighted
+from torchssvm.structures.pairwise_graph import PairwisePotentials
 from torchssvm.structures.ranking import NDCG
 from torchssvm.structures.tree.forest import Forest, ForestFeatures, LinearForest
 
@@ -154,8 +154,8 @@ def test_padding_does_not_count_and_the_node_0_does():
 def test_nothing_given_is_not_0_and_signs_count():
     target = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2)
     given = [None, *(torch.tensor([number]) for number in (0, 0.5, -0.5, -1, -2, 2))]
-    found = {int(digest_examples(target, DecisionPotentials(torch.zeros(1, 2), given=each))) for each in given}
-    assert len(found) == len(given)
+    results = {int(digest_examples(target, DecisionPotentials(torch.zeros(1, 2), given=each))) for each in given}
+    assert len(results) == len(given)
 
 
 def trained_chain():
@@ -205,25 +205,3 @@ def test_settings_say_what_decides_the_outputs_and_their_losses(structure, name,
     assert before == copy.deepcopy(structure).settings()
     setattr(structure, name, value)
     assert structure.settings() != before
-
-
-def test_the_way_to_decode_may_change():
-    structure = PairwiseGraph(3)
-    before = structure.settings()
-    structure.oracle = TreeReweighted(branches=7)
-    assert structure.settings() == before
-
-
-def test_what_a_structure_of_ones_own_counts_may_change():
-    class Counting(Multiclass):
-        calls = 0
-        __repr__ = Structure.__repr__
-
-        def argmax(self, potentials):
-            self.calls += 1
-            return super().argmax(potentials)
-
-    structure = Counting(3)
-    before = structure.settings()
-    structure.argmax(torch.zeros(2, 3))
-    assert structure.settings() == before

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from torchssvm import (
-    Chain,
     HiddenStates,
     LinearChain,
     LinearMulticlass,
@@ -61,15 +60,6 @@ def test_many_outputs_are_packed_in_small_batches():
     data = PaddedDataset(torch.randn(600, 2), torch.arange(600) % 5000)
     make_trainer(Watched(2, 5000), data, 0.1, progress=False)
     assert max(sizes) <= 256
-
-
-def test_practically_zero_weights_are_told_of_where_a_sample_has_larger_losses():
-    random = torch.Generator().manual_seed(0)
-    lengths = torch.where(torch.arange(640) % 10 == 0, 20, 2)
-    y = torch.randint(2, (640, 20), generator=random).masked_fill(torch.arange(20) >= lengths.unsqueeze(1), -1)
-    data = PaddedDataset(torch.randn(640, 20, 3, generator=random), y, lengths)
-    with pytest.warns(UserWarning, match="leaves the weights practically zero"):
-        solve(LinearChain(3, 2, structure=Chain(2, normalize=False)), data, 1e6, progress=False)
 
 
 def test_evaluating_does_not_merge_weights():

@@ -8,26 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases.fresh import fresh_python
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from torchssvm import (
-    BCFW,
-    Batch,
-    BlockGap,
-    Chain,
-    DualState,
-    LinearChain,
-    LinearMulticlass,
-    LinearMultilabel,
-    Multiclass,
-    WeightedLabels,
-    certify,
-    evaluate,
-)
-from torchssvm.datasets import OCR, PaddedDataset
-from torchssvm.datasets.ocr.drawing import draw_words
+from torchssvm import Batch, Chain, LinearChain, LinearMulticlass, Multiclass, WeightedLabels, evaluate
 from torchssvm.solvers import Certificate, Evaluation, RunReport
 from torchssvm.solvers.evaluation import count_errors
 from torchssvm.solvers.report import Entry
@@ -81,63 +64,6 @@ def test_the_files(report, tmp_path):
     assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == ["convergence.png", "report.json"]
 
 
-def test_figures_that_are_not_finite_are_null_in_json(tmp_path):
-    pytest.importorskip("matplotlib")
-    odd = RunReport(
-        "t", [(certificate(gap=-1e-9), math.inf)], num_weights=1, stopped_because="s", extra={"x": [math.nan]}
-    )
-    odd.write(tmp_path)
-    content = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
-    assert content["seconds"] is None
-    assert content["x"] == [None]
-    assert content["train_loss"] is None
-    assert "not known" in odd.table()
-
-
-def test_the_picture_shows_primal_dual_and_gap_by_passes_and_by_seconds(report):
-    pytest.importorskip("matplotlib")
-    figure = report.figure()
-    (value_p, value_s, gap_p, gap_s) = figure.subfigs[0].axes
-    passes, seconds, gaps = [1.0, 2.0, 4.0], [0.5, 1.0, 2.0], [1.0, 0.5, 0.25]
-    for axis, x in ((gap_p, passes), (gap_s, seconds)):
-        assert axis.get_yscale() == "log"
-        assert axis.lines[0].get_xdata().tolist() == x
-        assert axis.lines[0].get_ydata().tolist() == gaps
-    for axis, x in ((value_p, passes), (value_s, seconds)):
-        primal, dual = axis.lines
-        assert primal.get_xdata().tolist() == dual.get_xdata().tolist() == x
-        assert primal.get_ydata().tolist() == [0.7] * 3
-        assert dual.get_ydata().tolist() == pytest.approx([0.7 - gap for gap in gaps])
-
-
-def test_what_a_report_refuses(report):
-    with pytest.raises(ValueError, match="history is empty"):
-        RunReport("t", [], num_weights=1, stopped_because="s")
-    with pytest.raises(ValueError, match=r"\['gap'\]"):
-        RunReport("t", report.history, num_weights=1, stopped_because="s", extra={"gap": 0.0}).to_dict()
-
-
-# Plain decoding
-
-
-def test_a_missing_matplotlib_names_the_extra_and_leaves_the_numbers(tmp_path):
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from torchssvm.solvers import Certificate\n"
-        "from torchssvm.solvers.report import RunReport\n"
-        "c = Certificate(1.0, 0.5, 0.5, True, 0.0, 10, 1.0, 0.1, 10, 0.1)\n"
-        "try:\n"
-        f"    RunReport('t', [(c, 1.0)], num_weights=1, stopped_because='s').write({str(tmp_path)!r})\n"
-        "except ImportError as error:\n"
-        "    assert 'torchssvm[plot]' in str(error), error\n"
-        "else:\n"
-        "    raise SystemExit('nothing was raised')\n"
-        "assert 'lightning' not in sys.modules\n"
-    )
-    fresh_python(code)
-    assert json.loads((tmp_path / "report.json").read_text())["gap"] == 0.5
-
-
 def test_evaluate_counts_what_is_wrong():
     """Words of 1 and of 3 letters: 1 of 1 wrong, and 1 of 3."""
     x = torch.zeros(2, 3, 2)
@@ -148,14 +74,14 @@ def test_evaluate_counts_what_is_wrong():
     head = LinearChain(2, 2)
     with torch.no_grad():
         head.emission.copy_(torch.eye(2))
-    found = evaluate(head, head.structure, [batch], "cpu")
+    result = evaluate(head, head.structure, [batch], "cpu")
     loss = pytest.approx(2 / 3)
-    assert found == Evaluation(loss=loss, token_error=0.5, example_error=1.0, num_examples=2, num_tokens=4)
+    assert result == Evaluation(loss=loss, token_error=0.5, example_error=1.0, num_examples=2, num_tokens=4)
     unscaled = Chain(2, normalize=False)
     assert evaluate(head, unscaled, [batch, batch]).loss == pytest.approx(1.0)
     weighted = batch.replace(y=WeightedLabels(y, torch.tensor([[2.0, 9.0, 9.0], [0.0, 4.0, 0.0]])))
-    found = evaluate(head, unscaled, [weighted])
-    assert (found.loss, found.token_error) == (3.0, 0.5)
+    result = evaluate(head, unscaled, [weighted])
+    assert (result.loss, result.token_error) == (3.0, 0.5)
 
 
 class Noisy(nn.Module):
@@ -173,37 +99,11 @@ class Noisy(nn.Module):
 def test_evaluate_leaves_modes_and_gradients_alone():
     model = Noisy()
     batch = Batch(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4))
-    found = evaluate(model, Multiclass(2), [batch])
-    assert (found.token_error, found.example_error, found.num_examples) == (0.5, 0.5, 4)
+    result = evaluate(model, Multiclass(2), [batch])
+    assert (result.token_error, result.example_error, result.num_examples) == (0.5, 0.5, 4)
     assert (model.training, model.dropout.training, model.head.training) == (True, True, False)
     with pytest.raises(ValueError, match="batches are empty"):
         evaluate(model, Multiclass(2), [])
-
-
-def test_evaluate_takes_a_dataset_and_names_what_is_no_batch():
-    data = PaddedDataset(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
-    head = LinearMulticlass(3, 2)
-    found = evaluate(head, head.structure, data)
-    assert found == evaluate(head, head.structure, [data.__getitems__(range(4))])
-    assert str(found) == "50.00 % of 4 examples wrong, loss 0.5"
-    plain = DataLoader(TensorDataset(data.x, data.y), batch_size=2)
-    for batches, message in (
-        (data[0], "must be a Batch"),
-        (plain, "must be a Batch"),
-        (TensorDataset(data.x), r"batches is a TensorDataset: .* torchssvm.in_order\(dataset"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            evaluate(head, head.structure, batches)
-
-
-def test_an_evaluation_says_tokens_where_examples_have_several():
-    found = Evaluation(loss=0.25, token_error=0.125, example_error=0.5, num_examples=2, num_tokens=8)
-    assert str(found) == "12.50 % of 8 tokens wrong, 50.00 % of 2 examples wrong, loss 0.25"
-    assert "of 8 labels wrong" in str(replace(found, unit="label"))
-    head = LinearMultilabel(2, 3)
-    batch = Batch(torch.ones(1, 2), torch.tensor([[0, 1, 1]]), torch.arange(1))
-    assert str(evaluate(head, head.structure, [batch])).startswith("66.67 % of 3 labels wrong")
-    assert str(Evaluation(2.0, None, None, 3, exact=False)) == "loss 2 of 3 examples; decoded approximately"
 
 
 def test_errors_are_counted_for_integers_by_position_only():
@@ -214,51 +114,13 @@ def test_errors_are_counted_for_integers_by_position_only():
     assert (wrong.tolist(), tokens.tolist()) == ([1, 0], [2, 1])
 
 
-def test_a_run_of_words_end_to_end(tmp_path):
-    pytest.importorskip("matplotlib")
-    words = OCR()
-    head = LinearChain(128, 26)
-    small = torch.utils.data.Subset(words, range(20))
-    batches = DataLoader(small, batch_size=5, collate_fn=words.collate)
-    dual = DualState.for_head(head, 20, lam=0.1)
-    loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
-    history = []
-    for epoch in range(3):
-        for batch in batches:
-            optimizer.zero_grad()
-            loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
-            optimizer.step()
-        history.append(Entry(certify(head, dual, batches), float(epoch)))
-    found = evaluate(head, head.structure, batches)
-    assert 0.0 < found.loss < found.example_error  # the loss is a word's share of wrong letters
-    report = RunReport(
-        "words",
-        history,
-        num_weights=sum(p.numel() for p in head.parameters()),
-        stopped_because="three epochs",
-        train=found,
-    )
-    assert report.num_weights == 4082
-    batch = next(iter(batches))
-    labelings = head.structure.argmax(head(batch.x, batch.lengths)).labeling
-    figure = report.figure(lambda part: draw_words(part, batch, labelings))
-    texts = [text for axis in figure.subfigs[1].axes for text in axis.texts]
-    assert len(texts) == int(batch.lengths.sum())
-    assert len({axis.get_xlim() for axis in figure.subfigs[1].axes if axis.images}) == 1  # all at one scale
-    wrong = [text for text in texts if text.get_color() == "red"]
-    assert len(wrong) == int(((labelings != batch.y) & (batch.y >= 0)).sum())
-    assert all("(" in text.get_text() for text in wrong)
-    report.write(tmp_path, lambda part: draw_words(part, batch, labelings, count=1))
-    assert (tmp_path / "convergence.png").stat().st_size > 10_000
-
-
 def test_a_report_of_a_relaxation_claims_no_gap_of_the_problem():
     pytest.importorskip("matplotlib")
     loose = replace(certificate(), exact=False, relaxed=True)
-    found = RunReport("t", [Entry(loose, 1.0)], num_weights=1, stopped_because="s")
-    for place in (content := found.to_dict()), content["history"][0]:
+    result = RunReport("t", [Entry(loose, 1.0)], num_weights=1, stopped_because="s")
+    for place in (content := result.to_dict()), content["history"][0]:
         assert (place["primal"], place["dual"], place["gap"]) == (0.7, None, None)
         assert (place["relaxed_primal"], place["relaxed_dual"], place["relaxed_gap"]) == (0.7, 0.7 - 0.5, 0.5)
-    assert "the oracle answers for a relaxation" in found.table()
-    below = found.figure().subfigs[0].axes[2].get_lines()
+    assert "the oracle answers for a relaxation" in result.table()
+    below = result.figure().subfigs[0].axes[2].get_lines()
     assert [line.get_label() for line in below if not math.isnan(line.get_ydata()[0])] == ["of the relaxation"]

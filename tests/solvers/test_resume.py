@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.items import with_solver  # noqa: E402
+from cases.problem_data import with_solver  # noqa: E402
 from cases.problems import assert_same  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 
@@ -276,20 +276,6 @@ def test_a_checkpoint_holds_tensors_and_numbers_only_and_no_duals_among_the_weig
     assert content["torchssvm"]["in_epoch"]
     assert content["optimizer_states"][0]["dual"]["num_examples"] == WORDS
     assert torch.load(tmp_path / "step=010.ckpt", weights_only=True)["torchssvm"]["sampler"]["epoch"] == 1
-
-
-def test_a_resumed_run_says_nothing_of_weights_that_were_not_zero(tmp_path, recwarn):
-    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1)
-    recwarn.clear()
-    run(tmp_path, resume=tmp_path / "step=005.ckpt", epochs=1)
-    assert [str(w.message) for w in recwarn if "not zero" in str(w.message) or "not resumable" in str(w.message)] == []
-
-
-def test_a_checkpoint_of_another_dataset_is_refused(tmp_path, monkeypatch):
-    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1)
-    monkeypatch.setitem(globals(), "WORDS", 20)
-    with pytest.raises(ValueError, match="trained on 30 examples, and the dataset has 20"):
-        run(tmp_path, resume=tmp_path / "step=005.ckpt", epochs=1)
 
 
 def test_a_run_that_had_reached_the_tolerance_does_not_go_on(tmp_path):

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, chain, multiclass, reference
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    BlockGap,
     ByLength,
     CacheOracle,
     CompiledBCFW,
-    DualState,
     Labelings,
     MeanParts,
     Pairwise,
@@ -42,11 +40,11 @@ def nothing_is_told_yet(monkeypatch):
 def test_a_head_and_data_are_enough(kind, capsys):
     """Any head is trained to 1 % of its primal, by a solver that is told once."""
     problem = PROBLEMS[kind](1, lam=0.3)
-    found = solve(problem.head, Items(problem), problem.lam)
-    assert found.gap <= 0.01 * found.primal
-    assert found.primal - found.dual == pytest.approx(found.gap, abs=1e-12)
+    certificate = solve(problem.head, Items(problem), problem.lam)
+    assert certificate.gap <= 0.01 * certificate.primal
+    assert certificate.primal - certificate.dual == pytest.approx(certificate.gap, abs=1e-12)
     optimum = reference(problem).optimum()
-    assert found.dual - 1e-6 <= optimum <= found.primal + 1e-6
+    assert certificate.dual - 1e-6 <= optimum <= certificate.primal + 1e-6
     solve(problem.head, Items(problem), problem.lam)
     assert capsys.readouterr().err.count("torchssvm: solver: ") == 1
 
@@ -125,8 +123,8 @@ def test_a_run_that_stops_far_from_its_optimum_warns():
     problem = multiclass(6, lam=1e-6)
     asked = "max_passes=2 with a gap of .* % of the primal, far from the optimum; tolerance asks for 1 % of the primal"
     with pytest.warns(UserWarning, match=asked):
-        found = solve(problem.head, Items(problem), problem.lam, max_passes=2)
-    assert found.relative_gap > 0.1
+        certificate = solve(problem.head, Items(problem), problem.lam, max_passes=2)
+    assert certificate.relative_gap > 0.1
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         solve(multiclass(6, lam=1.0).head, Items(problem), 1.0)
@@ -135,12 +133,12 @@ def test_a_run_that_stops_far_from_its_optimum_warns():
 def test_the_tolerance_is_relative_or_absolute():
     problem = chain(7, n=8, lam=0.3)
     seen: list[Certificate] = []
-    found = solve(problem.head, Items(problem), problem.lam, tolerance=Relative(0.2), on_check=seen.append)
-    assert found.gap <= 0.2 * found.primal
+    certificate = solve(problem.head, Items(problem), problem.lam, tolerance=Relative(0.2), on_check=seen.append)
+    assert certificate.gap <= 0.2 * certificate.primal
     assert all(c.gap > 0.2 * c.primal for c in seen[:-1])
     assert solve(problem.head, Items(problem), problem.lam, tolerance=1e-4).gap <= 1e-4
     assert f"{Relative(0.025)}" == "2.5 % of the primal"
-    assert "% of the primal)" in str(found)
+    assert "% of the primal)" in str(certificate)
     for share in (0.0, 1.0, math.nan, -0.1):
         with pytest.raises(ValueError, match="share="):
             Relative(share)
@@ -162,38 +160,39 @@ def test_a_second_run_of_a_head_trains_it_anew(compiled):
         assert torch.equal(problem.head.emission, before)
 
 
-def test_bad_input_changes_nothing():
+def solved(*, head=None, data=None, lam=0.1, **options):
     problem = chain(8, n=8)
-    torch.nn.init.constant_(problem.head.emission, 1.0)
-    loss = BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
-    data = Items(problem)
-    for arguments, error, words in (
-        ((problem.head, data, 0.1, {"tolerance": -1.0}), ValueError, "tolerance=-1"),
-        ((problem.head, data, 0.1, {"max_passes": 0}), ValueError, "max_passes=0"),
-        ((problem.head, data, -1.0, {}), ValueError, "lam=-1"),
-        ((problem.head, data, 0.1, {"solver": "fast"}), TypeError, "solver='fast' must be a torchssvm.Solver"),
-        ((problem.head, data, 0.1, {"solver": Solver(bounds={"edges": (0, 1)})}), ValueError, "'edges'"),
-        ((problem.head, loss, data, {}), TypeError, "dataset"),
-        ((problem.head, list(range(8)), 0.1, {}), ValueError, "has no method `collate`"),
-        ((problem.head, [], 0.1, {}), ValueError, "dataset is empty"),
-        ((problem.head, DataLoader(data), 0.1, {}), ValueError, "dataset=DataLoader"),
-    ):
-        *given, options = arguments
-        with pytest.raises(error, match=words):
-            solve(*given, **options)
-    assert bool((problem.head.emission == 1.0).all())
-    for wrong, error, words in (
-        ({"compiled": "yes"}, TypeError, "compiled='yes'"),
-        ({"direction": Pairwise}, TypeError, "must be an object"),
-        ({"direction": Pairwise(), "storage": MeanParts()}, ValueError, "needs single labelings"),
-        ({"storage": "labelings"}, TypeError, "storage=labelings"),
-        ({"batch_size": 8, "compiled": True}, ValueError, "batch_size=8"),
-        ({"round_visits": 8, "compiled": False}, ValueError, "round_visits=8"),
-    ):
-        with pytest.raises(error, match=words):
-            Solver(**wrong)
-    with pytest.raises(ValueError, match="the weights have bounds"):
-        make_trainer(problem.head, data, 0.1, solver=Solver(compiled=True, bounds={"transition": (0.0, None)}))
+    return solve(problem.head if head is None else head, Items(problem) if data is None else data, lam, **options)
+
+
+DOORS = [
+    (lambda: solved(tolerance=-1.0), ValueError, "tolerance"),
+    (lambda: solved(max_passes=0), ValueError, "max_passes"),
+    (lambda: solved(lam=-1.0), ValueError, "lam"),
+    (lambda: solved(solver="fast"), TypeError, "solver"),
+    (lambda: solved(solver=Solver(bounds={"edges": (0, 1)})), ValueError, "edges"),
+    (lambda: solved(solver=Solver(compiled=True, bounds={"transition": (0.0, None)})), ValueError, "bounds"),
+    (lambda: solved(data=list(range(8))), ValueError, "collate"),
+    (lambda: solved(data=[]), ValueError, "dataset"),
+    (lambda: solved(data=DataLoader(Items(chain(8, n=8)))), ValueError, "dataset"),
+    (lambda: Solver(compiled="yes"), TypeError, "compiled"),
+    (lambda: Solver(direction=Pairwise), TypeError, "direction"),
+    (lambda: Solver(direction=Pairwise(), storage=MeanParts()), ValueError, "storage"),
+    (lambda: Solver(storage="labelings"), TypeError, "storage"),
+    (lambda: Solver(batch_size=8, compiled=True), ValueError, "batch_size"),
+    (lambda: Solver(batch_size=2.5), ValueError, "batch_size"),
+    (lambda: Solver(round_visits=8, compiled=False), ValueError, "round_visits"),
+    (lambda: Solver(seed="a"), TypeError, "seed"),
+    (lambda: Solver(order="gaps"), TypeError, "order"),
+    (lambda: Solver(schedule=3), TypeError, "schedule"),
+    (lambda: Solver(memory_limit=-1), ValueError, "memory_limit"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "argument"), DOORS)
+def test_doors(call, error, argument):
+    with pytest.raises(error, match=argument):
+        call()
 
 
 def test_a_seed_leaves_size_and_order_of_batches_alone():

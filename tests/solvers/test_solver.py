@@ -47,9 +47,6 @@ def solve(problem: Problem, *, steps: int, batch_size: int = 1, order=None, **op
     return certificates[-1], optimum
 
 
-# -- The optimum of a QP solver ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("storage", sorted(STORAGES))
 @pytest.mark.parametrize(
     ("batch_size", "sweeps", "adjoint"),
@@ -59,9 +56,9 @@ def solve(problem: Problem, *, steps: int, batch_size: int = 1, order=None, **op
 def test_any_outputs_to_the_optimum(storage, batch_size, sweeps, adjoint, make):
     """Frank-Wolfe's error is of order 1/(lam k): lam is large, so that few steps suffice."""
     problem = make(3, n=4, lam=100.0, adjoint=adjoint)
-    found, optimum = solve(problem, steps=40, batch_size=batch_size, sweeps=sweeps, storage=STORAGES[storage]())
-    assert found.dual == pytest.approx(optimum, abs=1e-6)
-    assert found.gap < 5e-5
+    certificate, optimum = solve(problem, steps=40, batch_size=batch_size, sweeps=sweeps, storage=STORAGES[storage]())
+    assert certificate.dual == pytest.approx(optimum, abs=1e-6)
+    assert certificate.gap < 5e-5
     truth = reference(problem)
     # The optimum is not one of the simple points: zero weights, or every block at a single output.
     assert truth.primal(np.zeros_like(truth.changes[0][0])) - optimum > 1e-4
@@ -70,9 +67,9 @@ def test_any_outputs_to_the_optimum(storage, batch_size, sweeps, adjoint, make):
 @pytest.mark.parametrize("order", [Proportional(), Proportional(0.5), LargestGap(), Uniform(), Permutation()], ids=repr)
 def test_every_order_finds_the_optimum(order):
     problem = multiclass(2, n=6, classes=2, features=2, lam=0.3)
-    found, optimum = solve(problem, steps=120, batch_size=2, order=order)
-    assert found.gap < 1e-6
-    assert found.dual == pytest.approx(optimum, abs=1e-6)
+    certificate, optimum = solve(problem, steps=120, batch_size=2, order=order)
+    assert certificate.gap < 1e-6
+    assert certificate.dual == pytest.approx(optimum, abs=1e-6)
 
 
 def test_a_block_at_its_corner_may_be_visited_again():
@@ -84,25 +81,6 @@ def test_a_block_at_its_corner_may_be_visited_again():
             for k in range(8):
                 training.step([k % 2])
             assert training.dual.steps == 8
-
-
-def test_words_small_enough_to_list():
-    """Letters of the first or of the second half of the alphabet, words of up to three: a QP over all outputs."""
-    words = OCR("train", "small")
-    chosen = (words.lengths >= 3).nonzero().flatten()[5::90][:6]
-    x = words.x[chosen, :3].double()
-    x = x.view(6, 3, 16, 8).unfold(2, 4, 4).unfold(3, 4, 4).mean((-1, -2)).flatten(2)  # 8 numbers a letter
-    y = (words.y[chosen, :3] >= 13).long()
-    lengths = torch.tensor([3, 2, 3, 1, 2, 3])
-    y = y.masked_fill(torch.arange(3) >= lengths.unsqueeze(1), -1)
-    assert y[y >= 0].bincount(minlength=2).min() >= 3
-    problem = Problem(LinearChain(8, 2).double(), x, y, lengths, 10.0)
-    found, optimum = solve(problem, steps=300, batch_size=3)
-    assert found.dual == pytest.approx(optimum, abs=1e-5)
-    assert found.gap < 1e-3
-
-
-# -- scikit-learn ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -129,21 +107,19 @@ def test_multiclass_is_liblinears_crammer_singer():
     theirs = primal(torch.from_numpy(model.coef_))
     training = problem.train()
     sampler = GapBatchSampler(training.dual, batch_size=50)
-    found = None
+    result = None
     for _ in range(80):
         for _ in range(10):
             for rows in sampler:
                 training.step(rows)
-        found = certify(training.head, training.dual, [everything])
-        assert found.dual <= theirs
-        if found.gap <= 1e-4 * found.primal:
+        result = certify(training.head, training.dual, [everything])
+        assert result.dual <= theirs
+        if result.gap <= 1e-4 * result.primal:
             break
-    assert found.primal == pytest.approx(primal(training.head.weight.detach()), rel=1e-12)
-    assert found.gap <= 1e-4 * found.primal
-    assert found.primal == pytest.approx(theirs, rel=1e-4)
+    assert result.primal == pytest.approx(primal(training.head.weight.detach()), rel=1e-12)
+    assert result.gap <= 1e-4 * result.primal
+    assert result.primal == pytest.approx(theirs, rel=1e-4)
 
-
-# -- Known optima ------------------------------------------------------------------------------------------
 
 OCR_SMALL = 0.16458, 0.16556  # encloses the optimum of OCR-small for lam = 0.01
 
@@ -162,13 +138,13 @@ def train(training: Training, epochs: int) -> Certificate:
 
 def test_ocr_small_certificates_enclose_the_known_optimum():
     _, training = words_and_head()
-    found = [train(training, 20) for _ in range(3)]
-    for certificate in found:
+    results = [train(training, 20) for _ in range(3)]
+    for certificate in results:
         assert certificate.dual <= OCR_SMALL[1]
         assert certificate.primal >= OCR_SMALL[0]
         assert certificate.exact
-    assert [c.dual for c in found] == sorted(c.dual for c in found)
-    assert found[-1].gap < 0.25
+    assert [c.dual for c in results] == sorted(c.dual for c in results)
+    assert results[-1].gap < 0.25
 
 
 def test_ocr_small_to_a_gap_of_a_hundredth():
@@ -177,20 +153,17 @@ def test_ocr_small_to_a_gap_of_a_hundredth():
 
     problem, training = words_and_head(Labelings())
     loop = CompiledBCFW(problem.head, training.dual, problem.everything(64), direction=Corrective())
-    found = loop.certify()
-    while found.gap > 0.01 and found.passes < 500:
+    proof = loop.certify()
+    while proof.gap > 0.01 and proof.passes < 500:
         loop.step(20 * problem.n)
-        found = loop.certify()
+        proof = loop.certify()
     again = train(training, 2)
-    assert again.dual > found.dual
-    for certificate in (found, again):
+    assert again.dual > proof.dual
+    for certificate in (proof, again):
         assert certificate.gap <= 0.012
         assert OCR_SMALL[0] - 0.01 <= certificate.dual <= OCR_SMALL[1]
         assert OCR_SMALL[0] <= certificate.primal <= OCR_SMALL[1] + 0.012
-    assert found.gap <= 0.01
-
-
-# -- The pieces --------------------------------------------------------------------------------------------
+    assert proof.gap <= 0.01
 
 
 def test_the_box_qp_is_solved():
@@ -199,7 +172,7 @@ def test_the_box_qp_is_solved():
         random = rng(seed)
         factors = torch.randn(5, 7, generator=random, dtype=torch.float64)
         matrix, values = factors @ factors.T, 2 * torch.randn(5, generator=random, dtype=torch.float64)
-        found = solve_box_qp(matrix, values, 1000)
+        result = solve_box_qp(matrix, values, 1000)
         best = qpsolvers.solve_qp(matrix.numpy(), -values.numpy(), lb=np.zeros(5), ub=np.ones(5), solver="quadprog")
 
         def objective(gammas, matrix=matrix, values=values):
@@ -208,9 +181,9 @@ def test_the_box_qp_is_solved():
         reached = [objective(solve_box_qp(matrix, values, sweeps)) for sweeps in (0, 1, 2, 5, 20, 1000)]
         assert reached == sorted(reached)
         assert -1e-9 <= objective(torch.from_numpy(best)) - reached[-1] < 1e-3 * (1e-3 + reached[-1])
-        found = solve_box_qp(matrix, values, 1000)
-        again = (found + (values - matrix @ found) / matrix.diagonal()).clamp(0, 1)
-        assert found.tolist() == pytest.approx(again.tolist(), abs=2e-3)  # every coordinate is where it wants to be
+        result = solve_box_qp(matrix, values, 1000)
+        again = (result + (values - matrix @ result) / matrix.diagonal()).clamp(0, 1)
+        assert result.tolist() == pytest.approx(again.tolist(), abs=2e-3)  # every coordinate is where it wants to be
 
 
 def test_one_sweep_of_the_box_qp_is_one_exact_step_after_another():
@@ -247,5 +220,5 @@ def test_examples_without_features_move_their_loss_only():
     training = problem.train()
     training.step([0, 1, 2])
     assert training.weights().count_nonzero() == 0
-    found = certify(training.head, training.dual, problem.everything())
-    assert (found.primal, found.dual) == pytest.approx((1.0, 1.0))
+    certificate = certify(training.head, training.dual, problem.everything())
+    assert (certificate.primal, certificate.dual) == pytest.approx((1.0, 1.0))

@@ -71,20 +71,20 @@ def test_steps_are_those_of_the_cpu(cuda):
     everything = _problem(6)
     batches = [_rows(everything, slice(0, 3)), _rows(everything, slice(3, 6))]
     _, expected, _, losses = _train(batches, 6, 4, factor)
-    _, found, _, values = _train([batch.to(cuda) for batch in batches], 6, 4, factor)
+    _, result, _, values = _train([batch.to(cuda) for batch in batches], 6, 4, factor)
     torch.testing.assert_close(torch.tensor(values), torch.tensor(losses), rtol=1e-4, atol=1e-6)
-    for mine, other in zip(found.parameters, expected.parameters, strict=True):
+    for mine, other in zip(result.parameters, expected.parameters, strict=True):
         torch.testing.assert_close(mine.detach().cpu(), other.detach(), rtol=1e-3, atol=1e-5)
-    assert found.value() == pytest.approx(expected.value(), rel=1e-5)
-    assert torch.equal(found.targets, expected.targets)
-    assert (found.steps, found.oracle_calls, found.moved) == (4, 12, 12)
+    assert result.value() == pytest.approx(expected.value(), rel=1e-5)
+    assert torch.equal(result.targets, expected.targets)
+    assert (result.steps, result.oracle_calls, result.moved) == (4, 12, 12)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of infinite potentials, in the interpreter
 def test_refusals_of_a_device_change_nothing(cuda):
     batch = _problem(3).to(cuda)
     head, dual, optimizer, _ = _train([batch], 3, 2)
-    held = [p.detach().clone() for p in dual.parameters]
+    stored = [p.detach().clone() for p in dual.parameters]
     blocks = {name: buffer.values.clone() for name, buffer in dual.storage.buffers.items()}
     losses, gaps = dual.loss.clone(), dual.gap_estimates.clone()
 
@@ -104,7 +104,7 @@ def test_refusals_of_a_device_change_nothing(cuda):
     wrong[0, 0, 0] = torch.inf
     with pytest.raises(ValueError, match="not finite"):
         propose(wrong)
-    for mine, other in zip(dual.parameters, held, strict=True):
+    for mine, other in zip(dual.parameters, stored, strict=True):
         assert torch.equal(mine, other)
     for name, buffer in dual.storage.buffers.items():
         assert torch.equal(buffer.values, blocks[name])
@@ -176,9 +176,9 @@ def test_large_gradients_are_not_made_on_a_device(cuda, monkeypatch):
 
     expected = train("cpu")
     monkeypatch.setattr(block_gap, "LARGE", 0)
-    found = train(cuda)
-    assert found.value() == pytest.approx(expected.value(), rel=1e-12)
-    for mine, other in zip(found.parameters, expected.parameters, strict=True):
+    result = train(cuda)
+    assert result.value() == pytest.approx(expected.value(), rel=1e-12)
+    for mine, other in zip(result.parameters, expected.parameters, strict=True):
         torch.testing.assert_close(mine.detach().cpu(), other.detach(), rtol=1e-9, atol=1e-12)
 
 
@@ -287,13 +287,13 @@ def test_steps_by_every_rule_are_those_of_the_cpu_and_wait_seldom(name, cuda):
     most, rules = RULES[name]
     expected, _ = _train_by("cpu", nullcontext, **rules)
     with pretended.computed_by(CHAIN_TWINS):
-        found, counts = _train_by(cuda, pretended.counted, **rules)
-        assert found.value() == pytest.approx(expected.value(), rel=1e-9)
+        result, counts = _train_by(cuda, pretended.counted, **rules)
+        assert result.value() == pytest.approx(expected.value(), rel=1e-9)
     assert counts.syncs <= most, counts
-    for mine, other in zip(found.parameters, expected.parameters, strict=True):
+    for mine, other in zip(result.parameters, expected.parameters, strict=True):
         torch.testing.assert_close(mine.detach().cpu(), other.detach(), rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(found.gap_estimates.cpu(), expected.gap_estimates, rtol=1e-7, atol=1e-9)
-    assert (found.oracle_calls, found.cache_hits, found.moved) == (
+    torch.testing.assert_close(result.gap_estimates.cpu(), expected.gap_estimates, rtol=1e-7, atol=1e-9)
+    assert (result.oracle_calls, result.cache_hits, result.moved) == (
         expected.oracle_calls,
         expected.cache_hits,
         expected.moved,

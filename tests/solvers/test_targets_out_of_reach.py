@@ -7,7 +7,7 @@ import torch
 from cases.one_of_each import KINDS
 from torch import nn
 
-from torchssvm import Batch, Chain, SlackRescaling, Structure, check, in_order, make_trainer
+from torchssvm import Chain, SlackRescaling, Structure, make_trainer
 from torchssvm.core.max_oracle import has_target_check, unreachable
 from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
@@ -79,60 +79,8 @@ def test_such_a_target_is_named_before_anything_is_trained(structure):
     assert bool((head.weight == 1).all())
 
 
-class Noisy:
-    """Items that draw random numbers, as augmented images do."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, i):
-        return torch.rand(4), nn.functional.one_hot(torch.tensor(i % 3), 3), i
-
-    def collate(self, items):
-        x, y, index = zip(*items, strict=True)
-        return Batch(torch.stack(x), torch.stack(y), torch.tensor(index))
-
-
-class Checking(AtMostOne):
-    def check_target(self, target, potentials):
-        return target
-
-
-def test_training_draws_the_numbers_that_it_drew_without_the_test():
-    drawn = []
-    for structure in (AtMostOne(), Checking()):
-        torch.manual_seed(0)
-        make_trainer(Scores(structure), Noisy(), 0.1)
-        drawn.append(torch.rand(1))
-    assert drawn[0] == drawn[1]
-
-
 def test_a_bound_that_the_target_keeps_is_no_proof():
     make_trainer(Scores(Approximate()), data(39), 0.1)
-
-
-def test_the_solver_line_names_no_structure_but_that_of_the_head(capsys, monkeypatch):
-    monkeypatch.setattr("torchssvm.solvers.training._told", set())
-    head = Scores(AtMostOne())
-    make_trainer(head, data(), 0.1)
-    assert "with head.structure=AtMostOne()" in capsys.readouterr().err
-    structure = head.structure
-    del head.structure
-    make_trainer(head, data(), 0.1, structure=structure)
-    said = capsys.readouterr().err
-    assert "head is Scores(...), which has no compiled loop" in said
-    assert "None" not in said
-
-
-def test_check_names_the_row():
-    head = Scores(AtMostOne())
-
-    def finding(dataset):
-        report = check(head, head.structure, next(iter(in_order(dataset, batch_size=8))))
-        return next(f.problem for f in report.findings if f.name == "argmax can return the target")
-
-    assert finding(data()) is None
-    assert finding(data(5)).startswith("row 5: ")
 
 
 class Forbidding(Chain):

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, Problem, chain, multiclass, reference
 
-from torchssvm import BCFW, BlockGap, DualState, Permutation, TorchLoop, Uniform, in_order
+from torchssvm import BCFW, BlockGap, DualState, Permutation, Solver, TorchLoop, Uniform, in_order, make_trainer
 from torchssvm.solvers import Certificate, EveryPasses, WhenEstimated
 
 
@@ -24,15 +24,15 @@ def test_the_gap_is_reached_and_proved(kind, order):
     seen: list[Certificate] = []
     loss = block_gap(problem)
     loop = {"batch_size": 2, "order": order}
-    found = solve(problem.head, loss, Items(problem), tolerance=0.05, on_check=seen.append, loop=loop)
-    assert found is seen[-1]
-    assert found.gap <= 0.05
+    proof = solve(problem.head, loss, Items(problem), tolerance=0.05, on_check=seen.append, loop=loop)
+    assert proof is seen[-1]
+    assert proof.gap <= 0.05
     assert all(certificate.gap > 0.05 for certificate in seen[:-1])
     truth = reference(problem)
     optimum = truth.optimum()
     weights = torch.nn.utils.parameters_to_vector(problem.head.parameters()).detach()
-    assert truth.primal(weights) == pytest.approx(found.primal, abs=1e-9)
-    assert found.dual - 1e-6 <= optimum <= found.primal + 1e-6
+    assert truth.primal(weights) == pytest.approx(proof.primal, abs=1e-9)
+    assert proof.dual - 1e-6 <= optimum <= proof.primal + 1e-6
 
 
 def test_nothing_is_left_behind():
@@ -91,9 +91,9 @@ def test_estimates_save_passes():
 
 def test_all_gaps_zero_is_the_end():
     problem = multiclass(9, cost=torch.zeros(3, 3))
-    found = solve(problem.head, block_gap(problem), Items(problem), tolerance=0.0, max_passes=1000)
-    assert found.gap == 0.0
-    assert found.passes < 20
+    certificate = solve(problem.head, block_gap(problem), Items(problem), tolerance=0.0, max_passes=1000)
+    assert certificate.gap == 0.0
+    assert certificate.passes < 20
 
 
 @pytest.mark.slow
@@ -114,8 +114,8 @@ def test_steps_that_call_no_oracle_are_not_endless():
     optimizer = FromCache(problem.head.parameters(), loss.dual)
     seen: list[Certificate] = []
     limits, loop = {"tolerance": 1e-12, "max_passes": 3.5}, {"batch_size": 3, "optimizer": optimizer}
-    found = solve(problem.head, loss, Items(problem), **limits, on_check=seen.append, loop=loop)
-    assert found.passes == 4.0
+    certificate = solve(problem.head, loss, Items(problem), **limits, on_check=seen.append, loop=loop)
+    assert certificate.passes == 4.0
     assert len(seen) == 3
     assert loss.dual.steps == 2 + 3 * 200
 
@@ -133,8 +133,8 @@ def test_a_dataset_may_fetch_whole_batches():
             return batch
 
     problem = chain(11)
-    found = solve(problem.head, block_gap(problem), Batched(problem), tolerance=0.05)
-    assert found.gap <= 0.05
+    certificate = solve(problem.head, block_gap(problem), Batched(problem), tolerance=0.05)
+    assert certificate.gap <= 0.05
     assert [batch.index.tolist() for batch in in_order(Batched(problem), batch_size=2)] == [[0, 1], [2, 3], [4]]
 
 
@@ -163,34 +163,10 @@ def test_an_approximate_oracle_is_certified_less_and_less_often():
     assert waits == pytest.approx([0.5, 1.0, 2.0, 4.0, 4.0, 0.5])
 
 
-def test_nothing_changes_before_arguments_are_looked_at():
-    problem = multiclass(13)
-    loss = block_gap(problem)
-    with torch.no_grad():
-        for p in problem.head.parameters():
-            p.fill_(1.0)
-    other = block_gap(multiclass(13))
-    for options in (
-        {"optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
-        {"optimizer": BCFW(other.dual.parameters, other.dual)},
-    ):
-        with pytest.raises(ValueError, match="optimizer="):
-            solve(problem.head, loss, Items(problem), tolerance=0.1, loop=options)
-        assert all(bool((p == 1.0).all()) for p in problem.head.parameters())
-    assert not loss.dual.mailbox.waiting
-
-
-def test_bad_input():
-    problem = multiclass(13)
-    loss = block_gap(problem)
-    with pytest.raises(ValueError, match="batch_size=0 must be a whole number, at least 1"):
-        TorchLoop(problem.head, loss, Items(problem), batch_size=0)
-    with pytest.raises(ValueError, match="dataset has 5 examples"):
-        solve(problem.head, loss, Items(multiclass(13, n=5)), tolerance=0.1)
-    with pytest.raises(ValueError, match="has no method `collate`"):
-        solve(problem.head, loss, list(range(6)), tolerance=0.1)
-    assert loss.dual.oracle_calls == 0
-    with pytest.raises(ValueError, match="passes=0 must be positive"):
-        EveryPasses(0)
-    with pytest.raises(ValueError, match="at_least=3 must be positive"):
-        WhenEstimated(2, at_least=3)
+def test_the_schedule_of_the_options_holds_for_compiled_trainers():
+    problem = chain(1, n=8, lam=0.3)
+    trainer = make_trainer(problem.head, Items(problem), 0.3, solver=Solver(schedule=EveryPasses(3)))
+    seen: list[Certificate] = []
+    trainer.solve(1e-6, max_passes=20, on_check=seen.append)
+    assert seen[0].passes < 6
+    assert len(seen) >= 4

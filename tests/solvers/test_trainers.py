@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import pkgutil
 import re
-import types
 
-import pytest
 import torch
-from cases.items import Items
 from cases.kernel_problems import kernel_svm
-from cases.problems import chain, multiclass
+from cases.problem_data import Items
+from cases.problems import chain
 from cases.trainer_cases import TrainerTestCase
 
 import torchssvm
-from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Solver, TorchLoop, in_order
+from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, TorchLoop, in_order
 from torchssvm.solvers.kernel import RBF
 
 
@@ -52,45 +49,9 @@ class TestTorchLoop(TrainerTestCase):
         return TorchLoop(problem.head, BlockGap(dual), Items(problem), batch_size=3)
 
 
-def test_no_name_is_a_module_too():
-    for name in torchssvm.__all__:
-        assert not isinstance(getattr(torchssvm, name), types.ModuleType)
-    modules = {name.rpartition(".")[2] for _, name, _ in pkgutil.walk_packages(torchssvm.__path__, "torchssvm.")}
-    assert modules & {"solve", "primal", "evaluate", "certify"} == set()
-
-
 def test_the_docstring_lists_every_name():
     typed, _ = torchssvm.__doc__.split("All else")
     assert set(re.findall(r"``(\w+)``", typed)) == set(torchssvm.__all__)
-
-
-def test_options_are_checked_where_they_are_made():
-    for wrong, error, words in (
-        ({"batch_size": 0}, ValueError, "batch_size=0"),
-        ({"batch_size": 2.5}, ValueError, "batch_size=2.5"),
-        ({"seed": "a"}, TypeError, "seed='a'"),
-        ({"order": "gaps"}, TypeError, "order='gaps'"),
-        ({"schedule": 3}, TypeError, "schedule=3"),
-        ({"round_visits": 0}, ValueError, "round_visits=0"),
-        ({"memory_limit": -1}, ValueError, "memory_limit=-1"),
-    ):
-        with pytest.raises(error, match=words):
-            Solver(**wrong)
-    problem = multiclass(1)
-    with pytest.raises(TypeError, match="solver=3 must be"):
-        torchssvm.choose_lam(problem.head, Items(problem), Items(problem), [0.1], solver=3)
-
-
-def test_a_schedule_counts_even_if_it_is_empty():
-    class Listed(list):
-        def due(self, progress, tolerance):
-            return False
-
-    problem = multiclass(1)
-    trainer = torchssvm.make_trainer(
-        problem.head, Items(problem), problem.lam, solver=Solver(schedule=Listed()), progress=False
-    )
-    assert isinstance(trainer.schedule, Listed)
 
 
 def test_the_batches_of_a_pass_can_be_read_again():

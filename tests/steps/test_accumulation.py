@@ -30,11 +30,11 @@ def check(training: Training, truth, rounding: float) -> None:
     assert bool(((storage.rest_mass + storage.sets.mass.sum(1)).sub(1.0).abs() < 1e-12).all())
     total = storage.rest_loss + (storage.sets.mass * storage.sets.loss).sum(1) / dual.num_examples
     torch.testing.assert_close(total, dual.loss, rtol=0, atol=1e-12)
-    found = certify(training.head, dual, training.problem.everything(2))
-    assert found.drift < rounding
-    assert found.gap >= -rounding
-    assert found.primal == pytest.approx(truth.primal(training.weights()), abs=rounding)
-    assert float(dual.gap_estimates.sum()) == pytest.approx(found.gap, abs=10 * rounding)
+    certificate = certify(training.head, dual, training.problem.everything(2))
+    assert certificate.drift < rounding
+    assert certificate.gap >= -rounding
+    assert certificate.primal == pytest.approx(truth.primal(training.weights()), abs=rounding)
+    assert float(dual.gap_estimates.sum()) == pytest.approx(certificate.gap, abs=10 * rounding)
 
 
 @directions
@@ -57,7 +57,7 @@ def test_accumulated_steps_raise_the_dual(direction, seed, kind, cache, adjoint,
     training = problem.train(
         storage=Labelings(capacity), direction=direction, oracle=CacheOracle(0.5) if cache else None, sweeps=sweeps
     )
-    dual, held, seen = training.dual, 0.0, 0
+    dual, stored, seen = training.dual, 0.0, 0
     for step in range(12):
         order = torch.randperm(problem.n, generator=random)
         batches = [part.tolist() for part in order[: 2 + step % 4].split([1, 1 + step % 4])]
@@ -65,13 +65,13 @@ def test_accumulated_steps_raise_the_dual(direction, seed, kind, cache, adjoint,
             batches.append([batches[0][0], batches[1][0]])
         accumulate(training, batches, scale)
         seen += sum(map(len, batches))
-        assert dual.value() >= held - rounding
-        held = dual.value()
+        assert dual.value() >= stored - rounding
+        stored = dual.value()
         assert dual.oracle_calls + dual.cache_hits == seen
         if step % 6 == 5:
             check(training, truth, rounding)
             seen += problem.n
-    assert held > 0.0
+    assert stored > 0.0
     assert dual.steps == 12
 
 

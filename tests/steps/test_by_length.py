@@ -13,15 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from torchssvm import (
-    ByLength,
-    GapBatchSampler,
-    Permutation,
-    Proportional,
-    Uniform,
-    certify,
-    in_order,
-)
+from torchssvm import ByLength, GapBatchSampler, Permutation, Proportional, Uniform, certify, in_order
 from torchssvm.datasets import PaddedDataset
 from torchssvm.steps import LargestGap
 
@@ -46,18 +38,18 @@ def test_the_first_of_a_batch_is_drawn_among_all_and_the_second_among_its_bucket
     pairs = Counter(tuple(batch) for _ in range(600) for batch in sampler)
     weights = torch.tensor(GAPS) ** getattr(inner, "power", 0.0)
     weights = torch.ones(10) if isinstance(inner, Uniform) else weights
-    found, expected = [], []
+    results, expected = [], []
     for i in range(10):
         others = sorted(same_bucket(order, 2)[i] - {i})
         for j in others:
             share = weights[i] / weights.sum() * weights[j] / weights[others].sum()
-            found.append(pairs[i, j])
+            results.append(pairs[i, j])
             expected.append(float(share) * 3000)
-    assert sum(found) == 3000  # no batch has examples of two buckets
+    assert sum(results) == 3000  # no batch has examples of two buckets
     possible = [k for k, e in enumerate(expected) if e > 0.0]
-    assert all(found[k] == 0 for k, e in enumerate(expected) if e == 0.0)
+    assert all(results[k] == 0 for k, e in enumerate(expected) if e == 0.0)
     total = sum(expected[k] for k in possible)
-    assert stats.chisquare([found[k] for k in possible], [expected[k] * 3000 / total for k in possible])[1] > 1e-3
+    assert stats.chisquare([results[k] for k in possible], [expected[k] * 3000 / total for k in possible])[1] > 1e-3
 
 
 @examples(60)
@@ -135,6 +127,6 @@ def test_an_exact_pass_by_length_gives_every_example_once_and_the_same_certifica
     assert longest[1:] == sorted(longest[1:])
     mean = float((data.lengths.double() ** 2).mean()) ** 0.5
     assert longest[0] == min(length for length in longest if length >= mean)  # a typical batch, for estimates
-    found = certify(training.head, training.dual, batches, refresh=False)
-    assert found.primal == pytest.approx(plain.primal, rel=1e-12)
-    assert found.gap == pytest.approx(plain.gap, rel=1e-9)
+    certificate = certify(training.head, training.dual, batches, refresh=False)
+    assert certificate.primal == pytest.approx(plain.primal, rel=1e-12)
+    assert certificate.gap == pytest.approx(plain.gap, rel=1e-9)

@@ -142,7 +142,7 @@ class TestCorrective(DirectionTestCase):
         blocks, keep = setting.blocks, setting.blocks.valid[i].numpy()
         matrix = setting.curvature[i][np.ix_(keep, keep)]
         mass, slopes = blocks.mass[i].numpy()[keep], blocks.hinges[i].numpy()[keep] / blocks.num_examples
-        found = qpsolvers.solve_qp(
+        result = qpsolvers.solve_qp(
             P=matrix + 1e-10 * np.eye(len(matrix)),
             q=-slopes - matrix @ mass,
             A=np.ones((1, len(matrix))),
@@ -151,7 +151,7 @@ class TestCorrective(DirectionTestCase):
             solver="quadprog",
         )
         full = np.zeros(len(keep))
-        full[keep] = np.clip(found, 0.0, None) / np.clip(found, 0.0, None).sum()
+        full[keep] = np.clip(result, 0.0, None) / np.clip(result, 0.0, None).sum()
         return setting.dual(i, full)
 
     @examples(25)

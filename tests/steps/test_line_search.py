@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from cases.bounded import Bounded
-from cases.problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
+from cases.problems import Problem, chain, examples, flat, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from torchssvm import BCFW, BlockGap, DualState, certify
+from torchssvm import BlockGap, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.problem import Box
 from torchssvm.steps import ExactSearch, PredefinedStep, ShortStep
@@ -74,9 +74,9 @@ def random_line(seed: int) -> Line:
 @given(seed=SEEDS)
 def test_the_exact_search_finds_the_maximum(seed):
     of = random_line(seed)
-    found = ExactSearch()(of)
-    assert 0.0 <= found <= of.largest
-    best = gain(of, found)
+    result = ExactSearch()(of)
+    assert 0.0 <= result <= of.largest
+    best = gain(of, result)
     grid = np.linspace(0.0, of.largest, 65)
     sampled = max(gain(of, g) for g in grid)
     other = minimize_scalar(lambda g: -gain(of, g), bounds=(0.0, of.largest), method="bounded").x
@@ -85,7 +85,7 @@ def test_the_exact_search_finds_the_maximum(seed):
     assert best >= gain(of, other) - scale
     assert best >= -scale
     step = 1e-6 * of.largest  # and it is no flat place far from the maximum: both sides are lower, or it is an end
-    for side in (max(found - step, 0.0), min(found + step, of.largest)):
+    for side in (max(result - step, 0.0), min(result + step, of.largest)):
         assert gain(of, side) <= best + scale
 
 
@@ -152,35 +152,7 @@ def test_float32_weights_are_searched_in_float64():
     assert ExactSearch()(half) == pytest.approx(ExactSearch()(of), rel=1e-5)
 
 
-# -- Steps in training -------------------------------------------------------------------------------------
-
 WITHIN = {"multiclass": {"weight": (-0.1, 0.15)}, "chain": {"emission": (-0.2, 0.2), "transition": (0.0, None)}}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(PROBLEMS))
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_exact_steps_gain_more_than_short_ones(kind, batch_size):
-    """From the same state, always; hence fewer steps over several runs, though in one the short may be lucky."""
-    totals = {"exact": 0, "short": 0}
-    for seed in range(3):
-        problem = PROBLEMS[kind](seed, lam=0.3)
-        for name, search in (("exact", ExactSearch()), ("short", ShortStep())):
-            run = Bounded(problem.copy(), WITHIN[kind], line_search=search)
-            twin = Bounded(problem.copy(), WITHIN[kind], line_search=ShortStep())
-            for k in range(120):
-                start = k * batch_size % problem.n
-                rows = range(start, min(start + batch_size, problem.n))
-                if name == "exact" and k < 6:
-                    twin.optim.load_state_dict(run.optim.state_dict())
-                    twin.step(rows)
-                run.step(rows)
-                if name == "exact" and k < 6:
-                    assert run.dual.value() >= twin.dual.value() - 1e-12
-                totals[name] += 1
-                if certify(run.head, run.dual, problem.everything(), refresh=False).gap <= 0.1:
-                    break
-    assert totals["exact"] < totals["short"], totals
 
 
 @pytest.mark.parametrize("make", [multiclass, chain])
@@ -260,18 +232,6 @@ def test_searches_that_leave_the_dual_are_refused(step):
     assert str(run.snapshot()) == str(before)
 
 
-def test_a_line_search_is_an_object():
-    problem = multiclass(1)
-    dual = DualState.for_head(problem.head, problem.n, problem.lam)
-    with pytest.raises(TypeError, match="line_search"):
-        BCFW(problem.head.parameters(), dual, line_search="exact")
-    assert [repr(s()) for s in (ExactSearch, ShortStep, PredefinedStep)] == [
-        "ExactSearch()",
-        "ShortStep()",
-        "PredefinedStep()",
-    ]
-
-
 def test_users_may_write_their_own():
     class Half:
         def __call__(self, line: Line) -> float:
@@ -285,9 +245,6 @@ def test_users_may_write_their_own():
         BlockGap(run.dual)(apply_head(run.head, batch), batch.y, batch.index).backward()
         run.optim.step()
     torch.testing.assert_close(flat(half.dual.parameters), flat(exact.dual.parameters) / 2)
-
-
-# -- Helpers -----------------------------------------------------------------------------------------------
 
 
 def with_costs(make, seed: int, **options) -> Problem:

@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 import torch
-from cases.problems import assert_same, chain, examples, multiclass, rng
+from cases.problems import assert_same, examples, multiclass, rng
 from cases.resumed_draws import check_resuming, run
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm import GapBatchSampler, Permutation, Proportional, Uniform, certify
+from torchssvm import GapBatchSampler, Permutation, Proportional, Uniform
 from torchssvm.steps import LargestGap
 
 ORDERS = [Proportional(), Proportional(0.5), LargestGap(), Uniform(), Permutation()]
@@ -29,19 +29,16 @@ def draws(sampler: GapBatchSampler, epochs: int) -> list[int]:
     return [i for _ in range(epochs) for batch in sampler for i in batch]
 
 
-# -- Distributions -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("power", [1.0, 0.5, 2.0, 0.0])
 def test_frequencies_are_proportional_to_powers_of_the_gaps(power):
     gaps = [0.1, 0.4, 1.0, 2.0, 0.5]
-    found = Counter(draws(with_gaps(gaps, batch_size=1, order=Proportional(power), seed=1), 1000))
+    result = Counter(draws(with_gaps(gaps, batch_size=1, order=Proportional(power), seed=1), 1000))
     expected = torch.tensor(gaps, dtype=torch.float64) ** power
     expected = 5000 * expected / expected.sum()
-    _, p = stats.chisquare([found[i] for i in range(5)], expected.tolist())
+    _, p = stats.chisquare([result[i] for i in range(5)], expected.tolist())
     assert p > 1e-3
     if power:  # the test has power: other frequencies are told apart
-        assert stats.chisquare([found[i] for i in range(5)], [1000] * 5)[1] < 1e-9
+        assert stats.chisquare([result[i] for i in range(5)], [1000] * 5)[1] < 1e-9
 
 
 def test_a_gap_that_is_unknown_counts_as_the_sum_of_those_known_over_n(monkeypatch):
@@ -116,9 +113,9 @@ def test_batches_are_distinct_and_of_the_right_size(seed, order, n, batch_size, 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
 def test_all_gaps_zero_is_no_error(order):
-    found = draws(with_gaps([0.0] * 4, batch_size=2, order=order), 200)
-    assert len(found) == 800
-    assert set(found) == {0, 1, 2, 3}
+    result = draws(with_gaps([0.0] * 4, batch_size=2, order=order), 200)
+    assert len(result) == 800
+    assert set(result) == {0, 1, 2, 3}
 
 
 def test_fewer_gaps_than_a_batch_are_filled_with_others():
@@ -130,9 +127,6 @@ def test_fewer_gaps_than_a_batch_are_filled_with_others():
             fill.update(set(batch) - {2, 4})
     assert set(fill) == {0, 1, 3, 5}
     assert stats.chisquare([fill[i] for i in (0, 1, 3, 5)])[1] > 1e-4
-
-
-# -- Epochs and unknown gaps -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [Proportional(), LargestGap()], ids=repr)
@@ -185,9 +179,6 @@ def test_draws_follow_the_gaps_as_they_change():
         assert set(seen[4 * chunk : 4 * chunk + 4]) == {chunk - 2}
 
 
-# -- Resuming ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
 @pytest.mark.parametrize("stop", [1, 3, 7, 10, 11, 19, 20, 33])
 def test_resuming_continues_the_same_draws(order, stop):
@@ -212,19 +203,6 @@ def test_the_order_of_loading_does_not_matter():
             other.load_state_dict(state)
         rest.append(run(training, other, 20))
     assert rest[0] == rest[1]
-
-
-def test_a_state_that_was_just_loaded_is_saved_unchanged():
-    first = multiclass(3, n=20).train()
-    sampler = GapBatchSampler(first.dual, batch_size=2, chunk=2)
-    run(first, sampler, 13)
-    optim, state = first.optim.state_dict(), sampler.state_dict()
-    assert state["used"] == 3
-    training = multiclass(3, n=20).train()
-    other = GapBatchSampler(training.dual, batch_size=2, chunk=2)
-    training.optim.load_state_dict(optim)
-    other.load_state_dict(state)
-    assert_same(other.state_dict(), state)
 
 
 def test_a_state_after_the_last_batch_starts_the_next_epoch():
@@ -278,27 +256,13 @@ def test_training_that_skips_steps_says_what_it_used():
 
 
 DAMAGE = [
-    ({"num_examples": 9}, r"num_examples'\] is 9, and must be 8"),
-    ({"batch_size": 3}, r"batch_size'\] is 3, and must be 2"),
-    ({"epoch": "1"}, r"sampler\['epoch'\]"),
-    ({"used": None}, r"sampler\['used'\]"),
-    ({"used": -1}, "sampler"),
+    ({"num_examples": 9}, "num_examples"),
+    ({"batch_size": 3}, "batch_size"),
+    ({"epoch": "1"}, "epoch"),
     ({"used": 99}, "sampler"),
-    ({"generator": None}, r"sampler\['generator'\]"),
-    ({"generator": torch.zeros(3, dtype=torch.uint8)}, "sampler.*generator"),
-    ({"generator": torch.zeros(3)}, "sampler.*generator"),
-    ({"drawn": [torch.tensor([0, 8])]}, r"sampler\['drawn'\]"),
-    ({"drawn": [torch.tensor([-1, 2])]}, r"sampler\['drawn'\]"),
-    ({"drawn": ["batch"]}, r"sampler\['drawn'\]"),
-    ({"drawn": [torch.tensor([0.5, 1.5])]}, r"sampler\['drawn'\]"),
-    ({"snapshots": {}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"9" * 30: torch.zeros(8)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"00": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"3": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": []}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"0": torch.zeros(3)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"zero": torch.zeros(8)}}, r"sampler\['snapshots'\]"),
-    ({"snapshots": {"0": torch.full((8,), torch.nan)}}, r"sampler\['snapshots'\]"),
+    ({"generator": torch.zeros(3, dtype=torch.uint8)}, "generator"),
+    ({"drawn": [torch.tensor([0, 8])]}, "drawn"),
+    ({"snapshots": {"0": torch.full((8,), torch.nan)}}, "snapshots"),
 ]
 
 
@@ -314,9 +278,6 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, words):
         sampler.load_state_dict({**state, **change})
     assert_same(sampler.state_dict(), state)
     assert run(training, sampler, 2)
-
-
-# -- Worker processes --------------------------------------------------------------------------------------
 
 
 class Rows(Dataset):
@@ -373,28 +334,18 @@ def test_resuming_with_worker_processes_loses_no_batch():
     assert before + after == whole
 
 
-# -- Errors ------------------------------------------------------------------------------------------------
-
-
-def test_sizes_must_make_sense():
-    dual = multiclass(0).train().dual
-    for options, words in [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": -2}, "batch_size=-2"),
-        ({"batch_size": 2, "chunk": -1}, "chunk=-1"),
-        ({"batch_size": 2, "chunk": 0}, "chunk=0"),
-        ({"batch_size": 2, "num_examples": 7}, "num_examples=7"),
-        ({"batch_size": 2, "num_examples": 0}, "num_examples=0.*empty"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            GapBatchSampler(dual, **options)
-    with pytest.raises(TypeError, match="num_examples=None"):
-        GapBatchSampler(batch_size=2)
-    with pytest.raises(ValueError, match=r"num_examples=0.*is the dataset empty"):
-        GapBatchSampler(batch_size=2, num_examples=0)
-    for power in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="power="):
-            Proportional(power)
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda dual: GapBatchSampler(dual, batch_size=0), "batch_size"),
+        (lambda dual: GapBatchSampler(dual, batch_size=2, chunk=0), "chunk"),
+        (lambda dual: Proportional(-1.0), "power"),
+        (lambda dual: Proportional(float("nan")), "power"),
+    ],
+)
+def test_sizes_must_make_sense(make, argument):
+    with pytest.raises(ValueError, match=argument):
+        make(multiclass(0).train().dual)
 
 
 def test_a_sampler_can_be_bound_later():
@@ -407,16 +358,3 @@ def test_a_sampler_can_be_bound_later():
     sampler.bind(training.dual)
     sampler.bind(training.dual)
     assert sorted(draws(sampler, 1)) == list(range(6))
-
-
-def test_an_exact_pass_refreshes_what_is_drawn():
-    problem = chain(2, n=6)
-    training = problem.train().run([[0], [1], [2], [3], [4], [5]])
-    certify(training.head, training.dual, problem.everything())
-    gaps = training.dual.gap_estimates.clone()
-    found = Counter(draws(GapBatchSampler(training.dual, batch_size=1, seed=1), 500))
-    expected = 3000 * gaps / gaps.sum()
-    keep = [i for i in range(6) if expected[i] > 5]
-    assert len(keep) >= 2
-    for i in keep:
-        assert found[i] == pytest.approx(float(expected[i]), abs=5 * float(expected[i]) ** 0.5)

@@ -25,7 +25,7 @@ def test_the_cache_rule(factor, certified):
     dual = SimpleNamespace(oracle_gaps=before, certified_gap=certified, num_examples=2)
     missed = rule.misses(gaps, torch.arange(200), dual)
     pairs = zip(gaps.tolist(), before.tolist(), strict=True)
-    served = [cache_serves(gap, held, factor, rule.least(dual)) for gap, held in pairs]
+    served = [cache_serves(gap, stored, factor, rule.least(dual)) for gap, stored in pairs]
     assert missed.tolist() == [not one for one in served]
     assert any(served)
     assert not all(served)

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 from cases import plain_structures as plain
-from cases.custom import LabelSets
 from cases.problems import examples, rng
+from cases.top_label_sets import LabelSets
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,9 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from cases.custom import LabelSets, label_sets
-from cases.items import Items
+from cases.problem_data import Items
 from cases.problems import PROBLEMS, Problem, Reference, assert_same, chain, examples, flat, multiclass, reference, rng
+from cases.top_label_sets import LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 

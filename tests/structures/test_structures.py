@@ -3,9 +3,9 @@ from types import ModuleType
 import pytest
 import torch
 from cases import plain_structures as plain
-from cases.custom import LabelSets
 from cases.labelings_cases import LabelingsTestCase
 from cases.problems import rng
+from cases.top_label_sets import LabelSets
 
 from torchssvm import (
     Arborescence,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from baselines import grid_search
-from cases.items import Items, plainly
+from cases.problem_data import Items, plainly
 from cases.problems import PROBLEMS, assert_same, multiclass, reference
 
 

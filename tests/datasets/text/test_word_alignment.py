@@ -281,7 +281,7 @@ def test_rules_on_a_coefficient():
 
 def test_the_data_module(root):
     pytest.importorskip("lightning")
-    from cases.short_words import trainer
+    from cases.lightning_chains import trainer
 
     from torchssvm.datasets import WordAlignmentData
     from torchssvm.lightning import DualityGap, StructuredSVM

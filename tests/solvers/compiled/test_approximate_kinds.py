@@ -7,27 +7,13 @@ import torch
 from cases.compiled_kinds import ARCS, label_sets, labelled_graphs, matchings
 from cases.problems import Problem, assert_same, flat
 
-from torchssvm import (
-    CompiledBCFW,
-    DualState,
-    Labelings,
-    MeanParts,
-    Multilabel,
-    PairwiseGraph,
-    Solver,
-    certify,
-    make_trainer,
-)
+from torchssvm import CompiledBCFW, DualState, Labelings, MeanParts, Multilabel, certify
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 from torchssvm.structures.pairwise_graph import TreeReweighted
 
 
 class OwnOracle(TreeReweighted):
     """Not the package's, and so not compiled."""
-
-
-class OwnGraph(PairwiseGraph):
-    """Likewise."""
 
 
 CASES = {
@@ -73,24 +59,6 @@ def test_the_oracle_may_change_between_passes(kind):
     assert_same(loop.dual.state_dict(), before)
 
 
-@pytest.mark.parametrize("structure", [PairwiseGraph(3, OwnOracle()), OwnGraph(3)], ids=["oracle", "structure"])
-def test_what_is_not_compiled_is_named(structure):
-    problem = labelled_graphs()
-    problem.head.structure = structure
-
-    class Data:
-        def __len__(self):
-            return problem.n
-
-        def __getitem__(self, i):
-            return i
-
-        collate = staticmethod(problem.batch)
-
-    with pytest.raises(ValueError, match=r"compiled=True.*structure=PairwiseGraph\(3, .*which has no compiled loop"):
-        make_trainer(problem.head, Data(), 0.1, solver=Solver(compiled=True), progress=False)
-
-
 def test_graphs_that_have_changed_are_refused():
     """An edge that leads elsewhere, or back."""
     problem = labelled_graphs()
@@ -121,15 +89,3 @@ def test_rows_for_the_longer_examples_of_another_process_are_taken(make):
         loop.visit(torch.arange(16) % 8)
     assert torch.equal(flat(other.head.parameters()), flat(alone.head.parameters()))
     assert other.certify().gap == alone.certify().gap
-
-
-@pytest.mark.parametrize("make", [matchings, ARCS["arcs, projective"]], ids=["edges", "arcs"])
-def test_rows_of_another_problem_are_refused(make):
-    loop = loop_of(make(), MeanParts())
-    loop.visit(torch.arange(8))
-    (buffer,) = loop.dual.storage.buffers.values()
-    buffer.widen((buffer.values.shape[1] + 2,))
-    buffer.values[-1, -1] = 1.0
-    loop.dual.version += 1
-    with pytest.raises(ValueError, match="dual"):
-        loop.visit(torch.arange(8))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cases.compiled_kinds import ARCS, KINDS
-from cases.fresh import fresh_python
 from cases.problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng, through_a_file
+from cases.python_process import fresh_python
 
 from torchssvm import (
     CacheOracle,
@@ -81,8 +80,8 @@ def test_a_resumed_run_is_the_one_left_alone_to_the_bit(direction, oracle, order
         return loop
 
     alone = second(first(compiled(direction, oracle, order)))
-    held = state(first(compiled(direction, oracle, order)))
-    again = second(resumed(compiled(direction, oracle, order, seed=99), held))
+    stored = state(first(compiled(direction, oracle, order)))
+    again = second(resumed(compiled(direction, oracle, order, seed=99), stored))
     assert_same(state(again), state(alone))
     assert bool(alone.dual.storage.mixed.any())
     assert (alone.dual.cache_hits > 0) == oracle.needs_labelings
@@ -142,53 +141,26 @@ def test_the_two_loops_take_turns_on_one_dual(direction, oracle, dtype):
     optimum = truth.optimum()
     training = Training(own, storage=Labelings(3), direction=direction, oracle=oracle)
     loop = CompiledBCFW(own.head, training.dual, own.everything(3), direction=direction, oracle=oracle)
-    dual, random, held = training.dual, rng(1), 0.0
+    dual, random, stored = training.dual, rng(1), 0.0
     for _ in range(3):
         for _ in range(10):
             training.step(torch.randint(0, own.n, (2,), generator=random).tolist())
-            assert dual.value() >= held - rounding
-            held = dual.value()
+            assert dual.value() >= stored - rounding
+            stored = dual.value()
         assert certify(own.head, dual, own.everything(3)).drift < rounding
         for _ in range(5):
             assert loop.step(6) == 6 or not bool(dual.gap_estimates.any())  # then there is nothing left to do
-            assert dual.value() >= held - rounding
-            held = dual.value()
-        found = loop.certify()
-        assert found.drift < rounding
-        assert found.gap >= -rounding
-        assert found.dual - rounding <= optimum + 1e-7 <= found.primal + rounding + 2e-7
+            assert dual.value() >= stored - rounding
+            stored = dual.value()
+        certificate = loop.certify()
+        assert certificate.drift < rounding
+        assert certificate.gap >= -rounding
+        assert certificate.dual - rounding <= optimum + 1e-7 <= certificate.primal + rounding + 2e-7
     storage = dual.storage
     torch.testing.assert_close(storage.rest_mass + storage.sets.mass.sum(1), torch.ones(own.n, dtype=torch.float64))
     total = storage.rest_loss + (storage.sets.mass * storage.sets.loss).sum(1) / own.n
     torch.testing.assert_close(total, dual.loss, rtol=0, atol=rounding)
     assert dual.steps > 3 * 10 + 30
-
-
-@oracles
-@directions
-def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
-    def torch_loop() -> Training:
-        return Training(problem(), storage=Labelings(3), direction=direction, oracle=oracle)
-
-    loop, training = compiled(direction, oracle, capacity=3), torch_loop()
-    loop.step(40)
-    training.run([[k % 8] for k in range(40)])
-    there, back = torch_loop(), compiled(direction, oracle, capacity=3)
-    there.dual.load_state_dict(state(loop)["dual"])
-    back.dual.load_state_dict(training.optim.state_dict()["dual"])
-    for source, target, go in (
-        (loop.dual, there.dual, lambda: there.run([[k % 8, (k + 3) % 8] for k in range(20)])),
-        (training.dual, back.dual, lambda: back.step(40)),
-    ):
-        assert_same(target.state_dict(), source.state_dict())
-        before, seen = target.value(), target.oracle_calls + target.cache_hits
-        go()
-        assert target.value() > before
-        assert target.oracle_calls + target.cache_hits == seen + 40
-    for head, dual in ((there.head, there.dual), (back.head, back.dual)):
-        found = certify(head, dual, problem().everything(4))
-        assert found.drift < 1e-10
-        assert found.gap >= 0.0
 
 
 # To the end: when a corrective step ends sooner, rounding chooses.
@@ -200,11 +172,11 @@ def rules_of(kind: str, number: int) -> list:
 
     One of the directions is for the fast tests, another with the next kind: kinds and directions meet in no code.
     """
-    found = [(kind, None, FrankWolfe(), MaxOracle()), (kind, 2, FrankWolfe(), CacheOracle())]
+    results = [(kind, None, FrankWolfe(), MaxOracle()), (kind, 2, FrankWolfe(), CacheOracle())]
     for k, direction in enumerate(ENDING):
         marks = [pytest.mark.slow] if (k - number) % len(ENDING) else []
-        found.append(pytest.param(kind, 12, direction, ORACLES[(number + k) % 2], marks=marks))
-    return found
+        results.append(pytest.param(kind, 12, direction, ORACLES[(number + k) % 2], marks=marks))
+    return results
 
 
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -278,18 +250,6 @@ def test_an_exact_pass_does_not_depend_on_threads_or_batches(kind):
         assert np.all(a == b)
 
 
-@kinds
-def test_a_batch_is_known_by_its_targets(kind):
-    """Those of the examples that its index names."""
-    loop, problem = both(kind, None)[1], KINDS[kind]()
-    first, second = next((i, j) for i, j in itertools.combinations(range(8), 2) if loop._targets[i] != loop._targets[j])
-    batch, before = problem.batch([first, second]), state(loop)
-    loop.check_targets(batch)
-    with pytest.raises(RuntimeError, match="index names"):
-        loop.check_targets(batch.replace(index=torch.tensor([second, first])))
-    assert_same(state(loop), before)
-
-
 def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
     problem = KINDS["chain"]()
     batches = problem.everything(3)
@@ -298,33 +258,15 @@ def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
         head = copy.deepcopy(problem.head)
         dual = DualState.for_head(head, problem.n, problem.lam, storage=Labelings(3))
         loop = CompiledBCFW(head, dual, batches, direction=Pairwise(), oracle=CacheOracle(), seed=seed)
-        found = []
+        results = []
         for _ in range(20):
             loop.step()
-            found.append(loop.certify().gap)
-        return found, dual.state_dict()
+            results.append(loop.certify().gap)
+        return results, dual.state_dict()
 
     in_turn = [train(seed) for seed in range(4)]
     with ThreadPoolExecutor(2) as pool:
         assert_same(list(pool.map(train, range(4))), in_turn)
-
-
-@pytest.mark.parametrize(
-    "index, words",
-    [
-        (torch.tensor([0, 8]), "index"),
-        (torch.tensor([0.0]), "index"),
-        ([1, 2], "index"),
-    ],
-)
-def test_a_visit_of_no_example_is_refused(index, words):
-    loop = both("chain", None)[1]
-    before = loop.dual.state_dict()
-    with pytest.raises(ValueError, match=words):
-        loop.visit(index)
-    with pytest.raises(ValueError, match="visits=-1"):
-        loop.step(-1)
-    assert_same(loop.dual.state_dict(), before)
 
 
 @pytest.mark.parametrize("capacity", [None, 1])

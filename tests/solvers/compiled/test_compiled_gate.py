@@ -9,6 +9,7 @@ from cases.problems import assert_same
 from torchssvm import (
     BCFW,
     BlockGap,
+    Chain,
     CompiledBCFW,
     DualState,
     Edges,
@@ -20,7 +21,6 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import Batch
-from torchssvm.core.states import with_seal
 
 
 def small(capacity=3, seed=0):
@@ -34,13 +34,35 @@ def small(capacity=3, seed=0):
     return head, dual, Batch(x, y, torch.arange(6), lengths)
 
 
-def test_another_structure_or_head_is_refused():
+def infinite(batch):
+    x = batch.x.clone()
+    x[2, 0, 0] = float("inf")
+    return batch.replace(x=x)
+
+
+def some(batch):
+    return Batch(batch.x[:3], batch.y[:3], batch.index[:3], batch.lengths[:3])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "argument"),
+    [
+        ({"structure": SlackRescaling(Chain(3))}, ValueError, "structure"),
+        ({"memory_limit": 10}, MemoryError, "capacity"),
+        ({"change": infinite}, ValueError, "x of example 2"),
+        ({"change": some}, ValueError, "left out"),
+        ({"other": LinearChain(5, 3)}, ValueError, "parameters"),
+    ],
+)
+def test_doors(options, error, argument):
     head, _, batch = small()
-    other = DualState.for_head(head, 6, 0.1, structure=SlackRescaling(head.structure), storage=Labelings())
-    with pytest.raises(ValueError, match="structure="):
-        CompiledBCFW(head, other, [batch])
-    with pytest.raises(ValueError, match="parameters"):
-        CompiledBCFW(LinearChain(5, 3, structure=head.structure), small()[1], [batch])
+    torch.nn.init.constant_(head.bias, 2.0)
+    options = dict(options)
+    change, other = options.pop("change", lambda same: same), options.pop("other", head)
+    dual = DualState.for_head(head, 6, 0.1, storage=Labelings(), **options)
+    with pytest.raises(error, match=argument):
+        CompiledBCFW(other, dual, [change(batch)])
+    assert float(head.bias.detach().sum()) == 6.0
 
 
 def test_weights_that_are_not_those_of_the_dual_are_refused():
@@ -48,13 +70,13 @@ def test_weights_that_are_not_those_of_the_dual_are_refused():
     loop = CompiledBCFW(head, dual, [batch])
     loop.step(30)
     before = dual.state_dict()
-    held = head.emission.detach().clone()
+    kept = head.emission.detach().clone()
     with torch.no_grad():
         head.emission += 1.0
     with pytest.raises(RuntimeError, match="weights"):
         loop.step(6)
     with torch.no_grad():
-        head.emission.copy_(held)
+        head.emission.copy_(kept)
     head.emission = torch.nn.Parameter(torch.zeros(1, 3))
     with pytest.raises(ValueError, match="parameters"):
         loop.step(6)
@@ -64,11 +86,6 @@ def test_weights_that_are_not_those_of_the_dual_are_refused():
 def test_a_new_dual_stands_for_zero_weights():
     head, dual, batch = small()
     torch.nn.init.constant_(head.bias, 2.0)
-    with pytest.raises(ValueError, match="left out"):
-        CompiledBCFW(
-            head, dual, [batch.replace(x=batch.x[:3], y=batch.y[:3], index=torch.arange(3), lengths=batch.lengths[:3])]
-        )
-    assert float(head.bias.detach().sum()) == 6.0
     with pytest.warns(UserWarning, match="were not zero"):
         loop = CompiledBCFW(head, dual, [batch])
     loop.step(60)
@@ -102,13 +119,6 @@ def test_the_torch_loop_knows_the_lengths_of_compiled_blocks():
         BlockGap(dual)(head(batch.x, torch.full((6,), 4)), batch.y.clamp(min=0), batch.index)
 
 
-def test_features_that_are_not_finite_are_refused():
-    head, dual, batch = small()
-    batch.x[2, 0, 0] = float("nan")
-    with pytest.raises(ValueError, match=r"x of example 2 .* not finite.* at position 0, column 0"):
-        CompiledBCFW(head, dual, [batch])
-
-
 def test_the_padding_of_edges_is_finite_too():
     head, widths, x = LinearEdges(2), torch.tensor([3, 2]), torch.zeros(2, 2, 3, 2)
     target = head.structure.argmax(head(Edges(x, widths))).labeling
@@ -119,35 +129,6 @@ def test_the_padding_of_edges_is_finite_too():
         CompiledBCFW(head, dual, [batch])
     with pytest.raises(ValueError, match=r"potentials of examples \[1\] are not finite \(in the padding\)"):
         certify(head, dual, [batch])
-
-
-@pytest.mark.parametrize("labels", [7, -1])
-def test_labels_that_the_head_does_not_have_are_refused(labels):
-    head, dual, batch = small()
-    CompiledBCFW(head, dual, [batch]).step(60)
-    state = dual.state_dict()
-    state["storage"]["sets"]["labelings"][0].fill_(labels)
-    head, dual, batch = small()
-    loop = CompiledBCFW(head, dual, [batch])
-    dual.load_state_dict(with_seal(state))
-    with pytest.raises(ValueError, match="dual"):
-        loop.step(6)
-
-
-def test_rows_of_the_rest_that_are_too_few_are_refused():
-    head, dual, batch = small(capacity=1)
-    CompiledBCFW(head, dual, [batch]).step(60)
-    assert bool(dual.storage.mixed.any())
-    dual.storage.rest.buffers["emission"].rows.fill_(1)
-    with pytest.raises(ValueError, match="example 0 came with length 3"):
-        CompiledBCFW(head, dual, [batch])
-
-
-def test_the_memory_limit_holds():
-    head, _, batch = small()
-    dual = DualState.for_head(head, 6, 0.1, storage=Labelings(), memory_limit=10)
-    with pytest.raises(MemoryError, match="capacity"):
-        CompiledBCFW(head, dual, [batch])
 
 
 def test_compiled_steps_leave_the_position_of_a_sampler():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases.compiled_kinds import SIX, decisions, forests, labelled_graphs, matchings, rankings
+from cases.compiled_kinds import SIX, decisions, matchings, rankings
 from cases.problems import Problem, Training, flat, rng
 
 from torchssvm import (
-    Batch,
     CompiledBCFW,
     Decisions,
     DualState,
@@ -20,7 +19,6 @@ from torchssvm import (
     Ranking,
     certify,
 )
-from torchssvm.core.batch import tree_map
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, SpanningTree
 from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt
@@ -108,39 +106,6 @@ def test_what_is_ones_own_has_no_compiled_form(head):
     with pytest.raises(TypeError, match="has no compiled loop"):
         find_adapter(head)
     assert torch.equal(flat(head.parameters()), before)
-
-
-def test_lists_of_several_sizes_without_lengths_are_refused():
-    head = LinearRanking(2).double()
-    dual = DualState.for_head(head, 2, 0.1)
-    batches = [Batch(torch.ones(1, n, 2), torch.ones(1, n).long(), torch.tensor([n - 1])) for n in (1, 2)]
-    before = dual.state_dict()
-    with pytest.raises(ValueError, match="examples of different sizes need lengths, in every batch"):
-        CompiledBCFW(head, dual, batches)
-    assert str(dual.state_dict()) == str(before)
-
-
-@pytest.mark.parametrize("kind", [labelled_graphs, forests])
-@pytest.mark.parametrize("several", ["sizes", "kinds"])
-def test_graphs_of_several_sizes_without_lengths_are_refused(kind, several):
-    """Of the second kind, one batch has lengths."""
-    problem = kind(ragged=several == "kinds")
-    first, second = (problem.batch([i]) for i in (3, 0))
-    if several == "kinds":
-        first = first.replace(lengths=None)
-    else:
-        second = second.replace(**one_less(second))
-    dual = DualState.for_head(problem.head, 2, 0.1, storage=Labelings())
-    batches = [batch.replace(index=torch.tensor([i])) for i, batch in enumerate((first, second))]
-    with pytest.raises(ValueError, match="examples of different sizes need lengths, in every batch"):
-        CompiledBCFW(problem.head, dual, batches)
-
-
-def one_less(batch: Batch) -> dict:
-    """The graph without its last node, and without edges."""
-    x = type(batch.x)(*(tensor[:, :-1] if tensor.shape[1] == 5 else tensor for tensor in batch.x))
-    x = x._replace(edges=torch.full_like(x.edges, -1)) if hasattr(x, "edges") else x
-    return {"x": x, "y": tree_map(lambda tensor: tensor[:, :-1], batch.y)}
 
 
 def test_targets_that_are_not_optimal_are_refused():

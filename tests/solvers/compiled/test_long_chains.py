@@ -50,7 +50,7 @@ def examples(seed: int, dtype: torch.dtype, *, sparse: bool) -> Batch:
 def test_the_steps_are_those_with_stored_products(monkeypatch, sparse, bias, direction, oracle, storage):
     """The kernels run in Python, where the length can be set; a labeling that loses its slot goes to the rest."""
     run_in_python(monkeypatch)
-    batch, found = examples(3, torch.float64, sparse=sparse), []
+    batch, results = examples(3, torch.float64, sparse=sparse), []
     for stored in (256, 1):
         monkeypatch.setattr(packing, "STORED", stored)
         head = LinearChain(4, 3, bias=bias, boundary=bias, structure=Chain(3, normalize=False)).double()
@@ -58,12 +58,14 @@ def test_the_steps_are_those_with_stored_products(monkeypatch, sparse, bias, dir
         loop = CompiledBCFW(head, dual, [batch], direction=direction, oracle=oracle)
         loop.step(40)
         certificate = loop.certify()
-        found.append((torch.cat([p.detach().flatten() for p in head.parameters()]), certificate.dual, certificate.gap))
+        results.append(
+            (torch.cat([p.detach().flatten() for p in head.parameters()]), certificate.dual, certificate.gap)
+        )
         assert (len(loop.examples.inner) > 6) == (stored == 256)
         assert not loop._scratch.sums_of_label.any()
         assert not loop._scratch.pairs.any()
         assert storage is MeanParts or bool(dual.storage.mixed.any())
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-9)
 
 
 def test_the_memory_of_products_is_linear():
@@ -83,11 +85,11 @@ def test_gram_products_are_those_of_all_pairs(monkeypatch):
     for head, x in inputs:
         potentials = head(x, batch.lengths)
         parts = {name: torch.randn(t.shape, dtype=t.dtype, generator=rng(1)) for name, t in potentials.tensors.items()}
-        found = []
+        results = []
         for stored in (256, 1):
             monkeypatch.setattr("torchssvm.core.sparse_features.STORED", stored)
-            found.append(head(x, batch.lengths).gram_product(parts))
-        torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+            results.append(head(x, batch.lengths).gram_product(parts))
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-12)
 
 
 def test_sums_over_many_tokens_are_not_rounded_at_each():

@@ -25,13 +25,13 @@ def loop(capacity: int = 4, dtype: torch.dtype = torch.float64) -> CompiledBCFW:
 def test_a_cycle_begins_late_and_ends_with_exact_steps():
     assert phase(0, N) == (40 * N, 1.0, 1.0)
     assert left_of_cycle(40 * N - 1, N) is None
-    moved, found = 40 * N, []
+    moved, results = 40 * N, []
     while moved < 44 * N:
         visits, relaxation, power = phase(moved, N)
-        found.append((visits, relaxation > 1.0, power))
+        results.append((visits, relaxation > 1.0, power))
         assert phase(moved + visits - 1, N)[:2] == (1, relaxation)
         moved += visits
-    assert found == [(90, True, 0.5), (30, False, 0.5)] * 2
+    assert results == [(90, True, 0.5), (30, False, 0.5)] * 2
 
 
 def test_a_relaxed_step_keeps_masses():
@@ -57,21 +57,21 @@ def test_the_dual_never_falls_and_the_run_resumes_to_the_bit():
     for one in (first, second):
         one.step()
         one.step(50)
-    found = [one.certify() for one in (first, second)]
-    assert found[0].primal == found[1].primal
-    assert found[0].dual == found[1].dual
-    assert found[0].gap == found[0].primal - found[0].dual >= 0.0
-    assert found[0].drift < 1e-10
+    results = [one.certify() for one in (first, second)]
+    assert results[0].primal == results[1].primal
+    assert results[0].dual == results[1].dual
+    assert results[0].gap == results[0].primal - results[0].dual >= 0.0
+    assert results[0].drift < 1e-10
 
 
 def test_a_rest_that_a_relaxed_step_empties_is_whole():
     """Psi and its loss keep the sign of the mass, and a checkpoint is not refused."""
-    found = loop(2, torch.float32)
-    found.step(55 * N)
+    result = loop(2, torch.float32)
+    result.step(55 * N)
     for _ in range(200):
-        found.step(2)
-        assert bool((found.dual.storage.rest_loss >= 0.0).all())
-    found.dual.load_state_dict(found.dual.state_dict())
+        result.step(2)
+        assert bool((result.dual.storage.rest_loss >= 0.0).all())
+    result.dual.load_state_dict(result.dual.state_dict())
 
 
 def test_every_cycle_ends_with_exact_steps_even_of_one_example():

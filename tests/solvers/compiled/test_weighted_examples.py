@@ -21,9 +21,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.kinds.adapter import find_adapter
-from torchssvm.solvers import GDMM
 from torchssvm.steps import Away, Hybrid, MaxOracle
-from torchssvm.structures.weighted import Weighted
 
 KINDS = KINDS | ARCS
 RULES = [
@@ -95,34 +93,14 @@ def test_a_resumed_run_is_the_one_left_alone_to_the_bit(rules):
     alone, again = weighted(kind, rules, seed=3), weighted(kind, rules, seed=9)
     alone.step(30)
     alone.certify()
-    held = through_a_file({"dual": alone.dual.state_dict(), "loop": alone.state_dict()})
-    again.dual.load_state_dict(held["dual"])
-    again.load_state_dict(held["loop"])
+    stored = through_a_file({"dual": alone.dual.state_dict(), "loop": alone.state_dict()})
+    again.dual.load_state_dict(stored["dual"])
+    again.load_state_dict(stored["loop"])
     for loop in (alone, again):
         loop.step(40)
         loop.certify()
     assert_same(again.dual.state_dict(), alone.dual.state_dict())
     assert again.dual.value() > 0.0
-
-
-@kinds
-def test_other_weights_are_other_examples(kind):
-    loop, problem = weighted(kind), Weighing(KINDS[kind]())
-    batch = problem.batch([1, 4])
-    loop.check_targets(batch)
-    with pytest.raises(RuntimeError, match="index names"):
-        loop.check_targets(batch.replace(y=Weighted(batch.y.value, batch.y.weight + 1.0)))
-
-
-def test_weights_without_their_head_are_refused():
-    problem = Weighing(KINDS["chain"]())
-    with pytest.raises(TypeError, match="x="):
-        loop_of(problem.inner.head, problem.everything(), problem.n, problem.lam, *RULES[0])
-    with pytest.raises(TypeError, match="head=WeightedHead"):
-        GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
-    problem = Weighing(KINDS["assignments, known costs"]())
-    with pytest.raises(TypeError, match="known scores have no weight"):
-        problem.head.structure.decode(problem.head(problem.everything()[0].x))
 
 
 @pytest.mark.parametrize("wrong", [-1.0, torch.nan, torch.inf])

@@ -34,7 +34,7 @@ def test_indicator_oracle(seed, rows, cols, symmetric, density, mean):
     marked_row, marked_col = np.full(rows, -1), np.full(cols, -1)
     both = (len(left_labels), len(right_labels)), (min(1, len(left_labels)), min(2, len(right_labels)))
     for stamp, sizes in enumerate(both):
-        found = indicator_fmo(
+        result = indicator_fmo(
             entries, left_labels, left, sizes[0], right_labels, right, sizes[1], marked_row, marked_col, stamp
         )
         forces = [
@@ -43,7 +43,7 @@ def test_indicator_oracle(seed, rows, cols, symmetric, density, mean):
                 (rows, cols), (left_labels, right_labels), (left, right), sizes, strict=True
             )
         ]
-        check_found(found, v, np.ones_like(v, dtype=bool), *forces)
+        check_found(result, v, np.ones_like(v, dtype=bool), *forces)
 
 
 @examples(120)
@@ -55,9 +55,9 @@ def test_interaction_oracle(seed, rows, cols, symmetric, density, mean):
     allowed = np.triu(rng.random((rows, rows)) < rng.choice([0.0, 0.5, 1.0]), 1)
     excluded = np.flatnonzero(np.triu(~allowed, 1))
     excluded = np.concatenate([excluded, [-1, -1]])  # what is after num_excluded does not count
-    found = interaction_fmo(entries, labels, force, len(labels), excluded, len(excluded) - 2, np.full(rows, -1), STAMP)
+    result = interaction_fmo(entries, labels, force, len(labels), excluded, len(excluded) - 2, np.full(rows, -1), STAMP)
     full = spread(rows, labels, force[: len(labels)])
-    check_found(found, v, allowed, full, full)
+    check_found(result, v, allowed, full, full)
 
 
 @pytest.mark.parametrize("mean", [0.0, -8.0])
@@ -73,9 +73,9 @@ def test_thousands_of_labels(mean):
         left_labels, right_labels = np.unique(zipf(rng, 2000, 12)), np.unique(zipf(rng, 2000, 12))
         left, right = numbers(rng, len(left_labels), 1.0), numbers(rng, len(right_labels), 1.0)
         sides = left_labels, left, len(left_labels), right_labels, right, len(right_labels)
-        found = indicator_fmo(entries, *sides, marked_row, marked_col, stamp)
+        result = indicator_fmo(entries, *sides, marked_row, marked_col, stamp)
         forces = spread(2000, left_labels, left), spread(2000, right_labels, right)
-        check_found(found, v, np.ones_like(v, dtype=bool), *forces)
+        check_found(result, v, np.ones_like(v, dtype=bool), *forces)
 
 
 def test_what_is_visited_hardly_grows_with_the_domain():

@@ -21,13 +21,7 @@ from cases.random_entries import (
     touch,
 )
 
-from torchssvm.solvers.gdmm.sorted_entries import (
-    VISITED,
-    from_state,
-    room,
-    state,
-    value_of,
-)
+from torchssvm.solvers.gdmm.sorted_entries import VISITED, from_state, room, state, value_of
 
 
 @examples(60)

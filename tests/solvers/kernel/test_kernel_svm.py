@@ -11,7 +11,7 @@ from cases.kernel_problems import circles, gram_features, kernel_svm, monomials,
 from cases.problems import PROBLEMS, Problem, chain, flat, multiclass, reference, rng
 
 from torchssvm import LinearMulticlass, Multiclass, certify
-from torchssvm.solvers.kernel import RBF, Linear, Polynomial
+from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM, Linear, Polynomial
 
 KERNELS = {"linear": Linear(), "polynomial": Polynomial(3, 0.5, 0.4), "rbf": RBF(0.7), "function": lambda a, b: a @ b.T}
 VARIANTS = {
@@ -33,8 +33,8 @@ def visits(n: int, steps: int, seed: int = 0) -> list[list[int]]:
 
 def prediction(problem: Problem) -> torch.Tensor:
     batch = problem.batch(range(problem.n))
-    found = problem.head(batch.x) if batch.lengths is None else problem.head(batch.x, batch.lengths)
-    return problem.structure.argmax(found.detach()).labeling
+    result = problem.head(batch.x) if batch.lengths is None else problem.head(batch.x, batch.lengths)
+    return problem.structure.argmax(result.detach()).labeling
 
 
 class TestAgainstExplicitFeatures:
@@ -104,3 +104,24 @@ def test_multiclass_cost_is_the_structures_own() -> None:
     problem = Problem(LinearMulticlass(2, 2, structure=Multiclass(2, cost)).double(), *circles(6), None, 0.1)
     svm = kernel_svm(problem, RBF(1.0))
     assert svm.certify().primal == pytest.approx(3.5)  # at zero weights, the mean of the largest losses
+
+
+def test_a_relaxation_is_not_certified_as_the_problem():
+    class Loose(Multiclass):
+        """Its outputs count as points outside of the hull."""
+
+        def argmax(self, potentials):
+            return super().argmax(potentials)._replace(relaxed=True)
+
+    svm = KernelSSVM(
+        KernelMulticlass(Linear(), 2, 3, structure=Loose(3)),
+        torch.randn(4, 2, generator=rng(0)),
+        torch.tensor([0, 1, 2, 0]),
+        lam=0.1,
+    )
+    assert not svm.dual.relaxed
+    svm.step()
+    assert svm.dual.relaxed
+    certificate = svm.certify()
+    assert certificate.relaxed
+    assert not certificate.exact

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,10 @@ from cases.graph_cases import GraphHeadCase
 from cases.graphs import GraphProblem
 from cases.problems import flat
 
+from torch.utils.data import DataLoader
+
 from torchssvm import (
+    Solver,
     CacheOracle,
     Corrective,
     FrankWolfe,
@@ -19,7 +24,8 @@ from torchssvm import (
     check,
 )
 from torchssvm.steps import Away, ExactSearch, ShortStep
-from torchssvm.structures.graph_cut import MinCut, RoofDual
+from torchssvm.core.batch import apply_head
+from torchssvm.structures.graph_cut import MinCut, RoofDual, Segmentation
 
 pytest.importorskip("maxflow")
 
@@ -88,3 +94,36 @@ def test_head_and_structure_pass_the_check(oracle, bounds):
     assert report.ok, str(report)
     assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
     assert torch.equal(flat(problem.head.parameters()), weights)
+
+
+@pytest.mark.slow
+def test_lightning_decodes_and_writes_segmentations(tmp_path):
+    pytest.importorskip("lightning")
+    from cases.lightning_chains import trainer
+
+    from torchssvm.lightning import DualityGap, StructuredSVM, WritePredictions
+
+    problem, gap = GraphProblem(2, lam=0.3), DualityGap(tolerance=1e-4, every_n_epochs=5)
+    solver = Solver(direction=Corrective(), storage=Labelings(), bounds=ATTRACTIVE)
+    model = StructuredSVM(problem.head, lam=problem.lam, solver=solver).double()
+    everything = DataLoader(range(problem.n), batch_size=problem.n, collate_fn=problem.batch)
+    writer = WritePredictions(tmp_path / "labels.jsonl")
+    fitting = trainer(gap, writer, max_epochs=200, enable_checkpointing=False)
+    fitting.fit(model, DataLoader(range(problem.n), batch_size=2, collate_fn=problem.batch))
+    assert gap.certificate.gap <= 1e-4
+    fitting.predict(model, everything)
+    batch = problem.batch(range(problem.n))
+    labels, expected = model.decode(batch.x, batch.lengths), problem.structure.argmax(apply_head(problem.head, batch))
+    assert isinstance(labels, Segmentation)
+    assert all(map(torch.equal, labels, expected.labeling))
+    pairs = zip(labels.labels.tolist(), problem.lengths.tolist(), strict=True)
+    lines = [json.loads(line) for line in writer.path.read_text().splitlines()]
+    assert lines == [{"index": i, "labeling": one[:size]} for i, (one, size) in enumerate(pairs)]
+
+
+def test_the_check_takes_weights_within_bounds_only():
+    problem = GraphProblem(5)
+    batch = problem.batch(range(5))
+    assert "edge has the potential" in str(check(problem.head, problem.structure, batch))
+    with pytest.raises(ValueError, match="bounds"):
+        check(problem.head, problem.structure, batch, bounds={"edge": (0.0, None)})

@@ -34,13 +34,13 @@ class AnyOrder(TorchDispatchMode):
         self.sums += 1
         target = args[0]
         before = target.clone()
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         for seed in range(3):
             again = func(*_shuffled(name, before.clone(), args, torch.Generator().manual_seed(seed)), **kwargs)
-            if not torch.equal(again, found):
+            if not torch.equal(again, result):
                 self.depend.append(f"{name} on {list(target.shape)}")
                 break
-        return found
+        return result
 
 
 def _shuffled(name: str, target: torch.Tensor, args: Any, random: torch.Generator) -> tuple[Any, ...]:

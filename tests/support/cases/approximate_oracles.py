@@ -62,25 +62,19 @@ class Adversary(Structure):
         return self.structure.loss(torch.cat(outputs), many).view(len(outputs), -1)
 
     def argmax(self, potentials: Potentials) -> Any:
-        """Exact."""
         return self.structure.argmax(potentials)
 
     def parts(self, labeling: Any) -> Any:
-        """Those of the wrapped structure."""
         return self.structure.parts(labeling)
 
     def loss(self, labeling: Any, target: Any) -> Tensor:
-        """That of the wrapped structure."""
         return self.structure.loss(labeling, target)
 
     def loss_potentials(self, target: Any) -> Any:
-        """Those of the wrapped structure."""
         return self.structure.loss_potentials(target)
 
     def check_target(self, target: Any, potentials: Potentials) -> Any:
-        """That of the wrapped structure."""
         return self.structure.check_target(target, potentials)
 
     def enumerate(self, potentials: Potentials) -> Any:
-        """Those of the wrapped structure."""
         return self.structure.enumerate(potentials)

@@ -129,14 +129,14 @@ class Target:
 
 def all_kernels() -> dict[str, JITFunction[Any]]:
     """Every function that a module of the package decorates with ``triton.jit``, by its place."""
-    found, package = {}, Path(torchssvm.__file__).parent
+    results, package = {}, Path(torchssvm.__file__).parent
     for file in sorted(package.rglob("*.py")):
         if "@triton.jit" in file.read_text():
             module = importlib.import_module(".".join(("torchssvm", *file.relative_to(package).with_suffix("").parts)))
             for name, value in vars(module).items():
                 if isinstance(value, JITFunction) and value.fn.__module__ == module.__name__:
-                    found[f"{module.__name__}.{name}"] = value
-    return found
+                    results[f"{module.__name__}.{name}"] = value
+    return results
 
 
 def builds_of_a_ragged_epoch() -> Counter[tuple[str, str, str]]:
@@ -210,9 +210,9 @@ def used(built: Any) -> tuple[int, int]:
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    assert found, said
-    return int(found[1]), int(found[2])
+    result = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert result, said
+    return int(result[1]), int(result[2])
 
 
 def assemble(kernel: JITFunction[Any], grid: Any) -> Any:

@@ -19,19 +19,18 @@ from cases.problems import (
     chain,
     examples,
     flat,
-    multiclass,
     reference,
     rng,
     through_a_file,
 )
-from torchssvm import MeanParts, Weights, certify
+from torchssvm import Labelings, MeanParts, Weights, certify
 from torchssvm.core.batch import to_device
 from torchssvm.solvers import Average, primal
 
 SEEDS = st.integers(0, 2**31 - 1)
 SOLVED = st.integers(0, 59)  # problems that the QP solver of the reference solves to the last digits
 KINDS = st.sampled_from(sorted(PROBLEMS))
-STORAGES = st.sampled_from([MeanParts, Weights])
+STORAGES = st.sampled_from([MeanParts, Weights, Labelings])
 
 
 def schedule(problem: Problem, seed: int, steps: int) -> list[list[int]]:
@@ -69,8 +68,6 @@ class AverageTestCase(ABC):
         training = problem.train()
         average = self.kind.following(training.dual)
         return problem, training.run(schedule(problem, seed, steps)), average
-
-    # Formulas
 
     @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -118,16 +115,6 @@ class AverageTestCase(ABC):
         assert average.count == 9
         torch.testing.assert_close(flat(average.weights), mean(self.shares(9), record.weights))
 
-    def test_an_average_that_begins_late_knows_only_later_steps(self):
-        problem = chain(1)
-        training = problem.train().run([[0], [1, 2], [3]])
-        average, record = self.kind.following(training.dual), Recorder(training)
-        for rows in schedule(problem, 2, 5):
-            record.step(rows)
-        torch.testing.assert_close(flat(average.weights), mean(self.shares(5), record.weights))
-
-    # Certificates
-
     @examples(8)
     @given(seed=SOLVED, kind=KINDS, storage=STORAGES, adjoint=st.booleans(), steps=st.integers(1, 40))
     def test_certificates_bracket_the_optimum_and_leave_the_run_alone(self, seed, kind, storage, adjoint, steps):
@@ -141,14 +128,16 @@ class AverageTestCase(ABC):
         before = training.snapshot()
         run = certify(training.head, training.dual, problem.everything(2), refresh=False)
         with average.apply():
-            found = certify(training.head, training.dual, problem.everything(2), refresh=False)
-        assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
-        assert found.primal == pytest.approx(truth.primal(mean(self.shares(steps), record.weights).numpy()), abs=1e-11)
-        assert found.dual == pytest.approx(run.dual, abs=1e-11)
-        assert found.gap == found.primal - found.dual
-        assert found.exact
+            certificate = certify(training.head, training.dual, problem.everything(2), refresh=False)
+        assert certificate.dual - 1e-9 <= optimum <= certificate.primal + 1e-9
+        assert certificate.primal == pytest.approx(
+            truth.primal(mean(self.shares(steps), record.weights).numpy()), abs=1e-11
+        )
+        assert certificate.dual == pytest.approx(run.dual, abs=1e-11)
+        assert certificate.gap == certificate.primal - certificate.dual
+        assert certificate.exact
         assert torch.equal(training.weights(), flat(before["weights"]))
-        assert found.oracle_calls == run.oracle_calls + problem.n == training.dual.oracle_calls
+        assert certificate.oracle_calls == run.oracle_calls + problem.n == training.dual.oracle_calls
         training.step([0])
 
     def test_a_certificate_changes_oracle_calls_alone(self):
@@ -161,8 +150,6 @@ class AverageTestCase(ABC):
             certify(training.head, training.dual, problem.everything(2), refresh=False)
         before["dual"]["oracle_calls"] += problem.n
         assert_same(training.snapshot(), before)
-
-    # Applying
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_apply_swaps_and_restores_to_the_bit(self, dtype):
@@ -177,9 +164,9 @@ class AverageTestCase(ABC):
             assert torch.equal(training.weights(), mine)
             with other.apply():
                 assert torch.equal(training.weights(), mine)
-            found = primal(training.head, problem.structure, problem.everything(), problem.lam)
+            result = primal(training.head, problem.structure, problem.everything(), problem.lam)
             inside = certify(training.head, training.dual, problem.everything(), refresh=False)
-        assert found.value == pytest.approx(inside.primal, abs=1e-12)
+        assert result.value == pytest.approx(inside.primal, abs=1e-12)
         assert torch.equal(training.weights(), flat(before["weights"]))
         with pytest.raises(KeyboardInterrupt), average.apply():
             raise KeyboardInterrupt
@@ -193,8 +180,6 @@ class AverageTestCase(ABC):
         assert torch.equal(training.weights(), flat(average.weights))
         with pytest.raises(RuntimeError, match="weights"):
             training.step([1])
-
-    # Checkpoints
 
     @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -227,46 +212,6 @@ class AverageTestCase(ABC):
         assert_same(resumed.state(), whole.state())
         assert whole.average.count == 24
         assert_same(state, frozen)
-
-    # Life
-
-    def test_nothing_averaged(self):
-        training = multiclass(0).train()
-        for average in (self.kind.following(training.dual), self.kind(training.dual.parameters)):
-            for look in (lambda a: a.weights, lambda a: a.copy_to_parameters(), lambda a: a.apply().__enter__()):
-                with pytest.raises(RuntimeError, match="average is empty"):
-                    look(average)
-            empty = through_a_file(average.state_dict())
-            average.load_state_dict(empty)
-            assert average.count == 0
-        assert repr(self.kind(training.dual.parameters)) == f"{self.kind.__name__}(count=0)"
-
-    def test_a_deep_copy_follows_the_copied_dual(self):
-        problem, training, average = self.followed(chain(2), 5)
-        twin, own = copy.deepcopy((training, average))
-        before = average.state_dict()
-        twin.run(schedule(problem, 1, 4))
-        assert_same(average.state_dict(), before)
-        training.run(schedule(problem, 1, 4))
-        assert_same(own.state_dict(), average.state_dict())
-
-    @pytest.mark.parametrize(
-        ("params", "error", "words"),
-        [
-            ([], ValueError, "floating-point"),
-            ([torch.zeros(3, dtype=torch.int64)], ValueError, "floating-point"),
-            ([1.0], ValueError, "floating-point"),
-            (torch.zeros(3), TypeError, "params"),
-        ],
-    )
-    def test_bad_parameters(self, params, error, words):
-        with pytest.raises(error, match=words):
-            self.kind(params)
-
-    def test_a_dual_in_place_of_parameters(self):
-        training = multiclass(0).train()
-        with pytest.raises(TypeError, match="params is a DualState"):
-            self.kind(training.dual)
 
     def test_weights_that_are_not_finite_are_refused(self):
         params = [torch.ones(3), torch.ones(2)]

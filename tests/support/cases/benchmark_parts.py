@@ -13,7 +13,6 @@ import torch
 
 
 def part_of(name: str) -> ModuleType:
-    """The module of a part."""
     return importlib.import_module(f"suite.{name}")
 
 

@@ -16,13 +16,12 @@ Bounds = dict[str, tuple[Any, Any]]
 
 
 def groups_of(head: torch.nn.Module, bounds: Bounds) -> list[dict[str, Any]]:
-    """A group for every parameter."""
-    found = []
+    results = []
     for name, parameter in head.named_parameters():
         lower, upper = bounds.get(name, (None, None))
         options = {key: bound for key, bound in (("lower", lower), ("upper", upper)) if bound is not None}
-        found.append({"params": [parameter], **options})
-    return found
+        results.append({"params": [parameter], **options})
+    return results
 
 
 class Bounded(Training):
@@ -34,7 +33,6 @@ class Bounded(Training):
         self.optim = BCFW(groups_of(problem.head, bounds), self.dual, line_search=line_search)
 
     def limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper bounds of all weights."""
         return limits(self.problem, self.bounds)
 
     def unclipped(self) -> torch.Tensor:
@@ -77,7 +75,7 @@ def optimum_within(truth: Reference, lower: np.ndarray, upper: np.ndarray) -> tu
     small = 1e-9  # quadprog wants a definite matrix; the value is evaluated without it
     rows = np.concatenate(truth.changes)
     owner = np.repeat(np.eye(n), [len(losses) for losses in truth.losses], axis=0)
-    found = qpsolvers.solve_problem(
+    result = qpsolvers.solve_problem(
         qpsolvers.Problem(
             P=np.diag(np.concatenate([np.full(d, truth.lam), np.full(n, small)])),
             q=np.concatenate([np.zeros(d), np.full(n, 1.0 / n)]),
@@ -88,10 +86,10 @@ def optimum_within(truth: Reference, lower: np.ndarray, upper: np.ndarray) -> tu
         ),
         solver="quadprog",
     )
-    assert found.x is not None
-    w = np.clip(found.x[:d], lower, upper)
+    assert result.x is not None
+    w = np.clip(result.x[:d], lower, upper)
     value = truth.primal(w)
-    weights = np.clip(found.z, 0.0, None)
+    weights = np.clip(result.z, 0.0, None)
     alphas = [a / a.sum() for a in np.split(weights, np.cumsum([len(losses) for losses in truth.losses])[:-1])]
     loss = sum(float(a @ losses) for a, losses in zip(alphas, truth.losses, strict=True)) / n
     assert value - box_dual(truth.weights(alphas), loss, truth.lam, lower, upper) < 1e-7, "the reference is not solved"

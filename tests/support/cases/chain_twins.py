@@ -19,8 +19,8 @@ from torchssvm.structures.tree.oracle import max_sum_tree
 
 def _decode(emission: Tensor, pairs: Tensor, lengths: Tensor, _: Tensor, labels: Tensor, value: Tensor, *sizes: Any,
             **options: Any) -> None:  # fmt: skip
-    found, best = viterbi(emission, pairs, lengths)
-    labels.copy_(found)
+    result, best = viterbi(emission, pairs, lengths)
+    labels.copy_(result)
     value.copy_(best)
 
 
@@ -41,11 +41,11 @@ def _add(values: Tensor, start: Tensor, held: Tensor, index: Tensor, change: Ten
 
 def _inner(a: Tensor, b: Tensor, size: int, _: int, c: Tensor, d: Tensor, more: int, __: int, total: Tensor, place: int,
            n: int, **options: Any) -> None:  # fmt: skip
-    found = total if place else torch.zeros_like(total)
+    result = total if place else torch.zeros_like(total)
     for one, other in ((a, b), (c, d))[: 2 if more else 1]:
         terms = (one.double() * other).flatten(1)
-        found = found + torch.stack([terms.sum(1), terms.abs().sum(1)])
-    total.copy_(found / torch.tensor([[n], [1]]))
+        result = result + torch.stack([terms.sum(1), terms.abs().sum(1)])
+    total.copy_(result / torch.tensor([[n], [1]]))
 
 
 def _add_everywhere(emission: Tensor, *given: Any, **options: Any) -> None:
@@ -76,11 +76,11 @@ def _ascend_together(matrix: Tensor, residual: Tensor, next_residual: Tensor, ga
     if largest[sweep] < converged:
         return
     next_residual.copy_(residual)
-    rest, found = next_residual.numpy(), next_gammas.numpy()
+    rest, result = next_residual.numpy(), next_gammas.numpy()
     for place, row in enumerate(matrix.numpy()[some], begin):
         step = rest[place] / row[place] if row[place] > 0.0 else float(rest[place] > 0.0)
-        move = min(max(found[place] + step, 0.0), 1.0) - found[place]
-        found[place] += move
+        move = min(max(result[place] + step, 0.0), 1.0) - result[place]
+        result[place] += move
         rest -= row * move
         largest[sweep + 1] = max(float(largest[sweep + 1]), abs(move))
 
@@ -88,15 +88,7 @@ def _ascend_together(matrix: Tensor, residual: Tensor, next_residual: Tensor, ga
 CHAIN_TWINS = {
     twin.__name__: twin
     for twin in (
-        *(
-            _decode,
-            _read,
-            _add,
-            _inner,
-            _mean_loss,
-            _add_everywhere,
-            _sum_everywhere,
-        ),
+        *(_decode, _read, _add, _inner, _mean_loss, _add_everywhere, _sum_everywhere),
         *(_ascend, _ascend_together),
     )
 }
@@ -105,8 +97,8 @@ CHAIN_TWINS = {
 def _decode_tree(belief: Tensor, edge: Tensor, parent: Tensor, order: Tensor, size: Tensor, pointers: Tensor,
                  labels: Tensor, value: Tensor, *sizes: Any, **options: Any) -> None:  # fmt: skip
     batch, _, states = belief.shape
-    found, best = max_sum_tree(belief, edge.reshape(-1, states, states)[:1].expand(batch, -1, -1), parent[0], size)
-    labels.copy_(found)
+    result, best = max_sum_tree(belief, edge.reshape(-1, states, states)[:1].expand(batch, -1, -1), parent[0], size)
+    labels.copy_(result)
     value.copy_(best)
 
 

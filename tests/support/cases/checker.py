@@ -17,9 +17,7 @@ import numpy as np
 import torch
 
 from cases.listed_costs import decisions, matchings, rankings
-from cases.listed_problems import Listed, chains, classes, graphs, label_sets, rescaled
-from cases.listed_segments import segments
-from cases.listed_trees import arcs, trees
+from cases.listed_problems import Listed, arcs, chains, classes, graphs, label_sets, rescaled, segments, trees
 from cases.optima import Bounds, enclose
 from cases.problems import Reference
 from cases.processes import in_processes
@@ -80,18 +78,18 @@ def rules(random: np.random.Generator, compiled: bool, whole: bool) -> dict[str,
     """Random rules of a solver that suit each other."""
     labelings = Labelings(capacity=int(random.integers(1, 5)))
     if random.random() < 0.5:
-        found = {"storage": labelings, "oracle": random.choice([MaxOracle(), CacheOracle()])}
-        found["direction"] = random.choice([FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()])
-        steps = [] if isinstance(found["direction"], Corrective) else [BoxQP(), CommonStep()]
+        results = {"storage": labelings, "oracle": random.choice([MaxOracle(), CacheOracle()])}
+        results["direction"] = random.choice([FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()])
+        steps = [] if isinstance(results["direction"], Corrective) else [BoxQP(), CommonStep()]
     else:
         storage = random.choice([MeanParts()] if compiled else [MeanParts(), Weights()])
-        found = {"storage": storage, "direction": FrankWolfe()}
+        results = {"storage": storage, "direction": FrankWolfe()}
         if whole and compiled and random.random() < 0.6:
             return {"storage": storage, "direction": Corrective(), "compiled": True}
         steps = [BoxQP(), CommonStep()]
     if steps and not compiled:
-        found["block_steps"] = random.choice(steps)
-    return {**found, "compiled": compiled}
+        results["block_steps"] = random.choice(steps)
+    return {**results, "compiled": compiled}
 
 
 def compiles(listed: Listed) -> bool:
@@ -181,14 +179,13 @@ def run(kind: str, seed: int, file: Path, steps: int) -> Trace:
 
 
 def faults(trace: Trace, kind: str, seed: int) -> list[str]:
-    """What is wrong in a trace."""
     listed, wrong, slack = make(kind, seed), [], ROUNDING[dtype_of(seed)]
     for before, after in itertools.pairwise([0.0, *trace.values]):
         if after < before - slack * (1.0 + abs(before)):
             wrong.append(f"the dual fell from {before!r} to {after!r}")
     optimum = enclose(listed.truth)
-    for found, w in trace.certificates:
-        wrong += faults_of(found, w, listed.truth, optimum, slack, UNSOLVED.get(kind, 0.0))
+    for results, w in trace.certificates:
+        wrong += faults_of(results, w, listed.truth, optimum, slack, UNSOLVED.get(kind, 0.0))
     for a, b in zip(trace.certificates[-1], trace.resumed or trace.certificates[-1], strict=True):
         if not np.array_equal(a, b):
             wrong.append("a resumed run has other bits")
@@ -262,14 +259,14 @@ def check_latent(seed: int, *, rounds: int = 3) -> list[str]:
         near = slack * (1.0 + objective + max(abs(s).max() for s in scores))
         if abs(before - objective) > near:
             wrong.append(f"the objective {before!r} is not {objective!r}")
-        found, optimum = run.step(), enclose(convex)
+        result, optimum = run.step(), enclose(convex)
         if run.objectives[-1] > before:
             wrong.append(f"the objective rose from {before!r} to {run.objectives[-1]!r}")
-        if found.dual > optimum.high + near:
-            wrong.append(f"the dual {found.dual!r} of a round is above its optimum {optimum.high!r}")
+        if result.dual > optimum.high + near:
+            wrong.append(f"the dual {result.dual!r} of a round is above its optimum {optimum.high!r}")
         if (run.settled and len(run.objectives) == 1) or run.objectives[-1] == before:
             break
-        wrong += faults_of(found, listed.weights(), convex, optimum, slack)
+        wrong += faults_of(result, listed.weights(), convex, optimum, slack)
         if run.settled:
             break
         at = listed.weights()

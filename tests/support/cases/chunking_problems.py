@@ -25,7 +25,6 @@ Why WRB B-ADVP
 
 
 def write(folder: Path, text: str = TWO_SENTENCES, *, name: str = "some.txt", packed: bool = False) -> Path:
-    """A file with this text."""
     path = folder / name
     content = text.encode()
     path.write_bytes(gzip.compress(content) if packed else content)

@@ -71,7 +71,6 @@ SEQUENCES = {
 
 
 def label_sets(*, n: int = 8, labels: int = 4, features: int = 3, dtype: torch.dtype = torch.float64, **o) -> Problem:
-    """Random sets of labels."""
     random = rng(6)
     x, y = torch.randn(n, features, generator=random, dtype=dtype), torch.randint(0, 2, (n, labels), generator=random)
     return Problem(LinearMultilabel(features, labels, **o).to(dtype), x, y, None, 0.05)
@@ -138,9 +137,9 @@ def matchings(*, n: int = 8, features: int = 3, ragged: bool = True, **o) -> Pai
             y[i, s, t] = 1 if s else y[i, s, t]
     lengths[0], widths[0] = 3, 4
     head = LinearEdges(features, structure=Matching(**o)).to(dtype)
-    found = Pairs(head, x, y, lengths if ragged else None, 0.05)
-    found.widths = widths if ragged else None
-    return found
+    result = Pairs(head, x, y, lengths if ragged else None, 0.05)
+    result.widths = widths if ragged else None
+    return result
 
 
 class Decided(Problem):
@@ -157,14 +156,13 @@ class Decided(Problem):
 
 
 def decisions(oracle: Any, *, n: int = 8, known: bool = False, given: Tensor | None = None, **o) -> Decided:
-    """Random features and costs."""
     random, dtype, size = rng(13), o.pop("dtype", torch.float64), oracle.num_costs
     head = LinearDecisions(o.pop("features", 3), structure=Decisions(oracle), **o).to(dtype)
     x = torch.randn(n, *([size] if head.shared else []), head.in_features, generator=random, dtype=dtype)
     cost, fixed = (torch.randn(n, size, generator=random, dtype=torch.float64) for _ in range(2))
-    found = Decided(head, x, cost + fixed if known else cost, None, 0.05)
-    found.fixed, found.given = fixed if known else None, given
-    return found
+    result = Decided(head, x, cost + fixed if known else cost, None, 0.05)
+    result.fixed, result.given = fixed if known else None, given
+    return result
 
 
 SIX = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]]
@@ -194,10 +192,10 @@ def forests(*, n: int = 8, states: int = 3, ragged: bool = True, dtype: torch.dt
     parent = parent.masked_fill((torch.arange(5) >= lengths.unsqueeze(1)) & ragged, -1)
     y = torch.randint(0, states, (n, 5), generator=random)
     head = LinearForest(4, 2, states).to(dtype)
-    found = Forests(head, x, y, lengths if ragged else None, 0.05)
-    found.edges, found.parent = z.masked_fill((parent < 0).unsqueeze(2), 0.0), parent
-    found.forward = torch.rand(n, 5, generator=random) < 0.5
-    return found
+    result = Forests(head, x, y, lengths if ragged else None, 0.05)
+    result.edges, result.parent = z.masked_fill((parent < 0).unsqueeze(2), 0.0), parent
+    result.forward = torch.rand(n, 5, generator=random) < 0.5
+    return result
 
 
 class LabelledGraphs(Problem):
@@ -236,9 +234,9 @@ def labelled_graphs(
     edges = [random_edges(size, random, share=0.8) for size in lengths.tolist()]
     edges = [torch.cat([own[:2], torch.full((1, 2), -1), own[2:]]) for own in edges]
     head = LinearPairwiseGraph(4, links, states, directed=directed, structure=PairwiseGraph(states, oracle)).to(dtype)
-    found = LabelledGraphs(head, x, y, lengths if ragged else None, 0.05)
-    found.edges, found.z = edges, [torch.randn(len(own), links, generator=random, dtype=dtype) for own in edges]
-    return found
+    result = LabelledGraphs(head, x, y, lengths if ragged else None, 0.05)
+    result.edges, result.z = edges, [torch.randn(len(own), links, generator=random, dtype=dtype) for own in edges]
+    return result
 
 
 OTHERS = {
@@ -315,9 +313,9 @@ def arcs(among, *, weighted: bool = False, n: int = 8, longest: int = 4, dtype: 
     for i, length in enumerate(lengths.tolist()):
         every = own_outputs(among, length)
         y[i, :length] = torch.tensor(every[int(torch.randint(len(every), (), generator=random))])
-    found = Arcs(LinearArcs(9, structure=Arborescence(among)).to(dtype), columns, y, lengths, 0.05)
-    found.weighted = weighted
-    return found
+    result = Arcs(LinearArcs(9, structure=Arborescence(among)).to(dtype), columns, y, lengths, 0.05)
+    result.weighted = weighted
+    return result
 
 
 ARCS = {
@@ -327,8 +325,6 @@ ARCS = {
 
 
 class Lists(Problem):
-    """Sequences of lists of features."""
-
     def batch(self, rows):
         batch = super().batch(rows)
         return batch.replace(x=SparseFeatures(batch.x))

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from cases.lightning_words import Features, chain, everything, loader, some_words, trainer
+from cases.lightning_letters import Features, chain, everything, loader, some_words, trainer
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, SoftmaxMargin, Solver
 from torchssvm.lightning import (
     AveragedWeights,
@@ -39,7 +39,6 @@ def shuffled(words, size: int = 3) -> DataLoader:
 
 
 def bits(model) -> str:
-    """All weights, exactly."""
     weights = [p.detach().flatten().double() for p in (*model.parameters(), *model.buffers())]
     return torch.cat(weights).numpy().tobytes().hex()
 
@@ -61,10 +60,10 @@ def fit(model, data, *callbacks, validation=None, ckpt_path=None, **options) -> 
     gap = DualityGap(0.001, every_n_epochs=3)
     run = make_trainer(gap, *callbacks, **options)
     run.fit(model, data, validation, ckpt_path=ckpt_path)
-    found = figures(model, gap)
+    result = figures(model, gap)
     if validation is not None:
-        found["val_loss"] = float(run.callback_metrics["val_loss"])
-    return found
+        result["val_loss"] = float(run.callback_metrics["val_loss"])
+    return result
 
 
 def in_torch() -> StructuredSVM:
@@ -78,13 +77,13 @@ def compiled() -> StructuredSVM:
 def resumed(make, words, folder: Path, name: str, **often) -> tuple[dict, dict]:
     """A run that saves checkpoints, and one that goes on from the checkpoint of this name."""
     averages = [AveragedWeights() for _ in range(2)] if make is in_torch else []
-    found = []
+    results = []
     for k, path in enumerate((None, folder / name)):
         callbacks = [ModelCheckpoint(folder, save_top_k=-1, **often), *averages[k : k + 1]]
-        found.append(fit(make(), loader(words), *callbacks, ckpt_path=path, enable_checkpointing=True))
-    whole, again = found
-    for found, average in zip((whole, again), averages, strict=False):
-        found["average"] = torch.cat([w.flatten() for w in average.weights]).numpy().tobytes().hex()
+        results.append(fit(make(), loader(words), *callbacks, ckpt_path=path, enable_checkpointing=True))
+    whole, again = results
+    for results, average in zip((whole, again), averages, strict=False):
+        results["average"] = torch.cat([w.flatten() for w in average.weights]).numpy().tobytes().hex()
     return whole, again
 
 
@@ -105,14 +104,12 @@ def joint(words) -> dict:
     """Linear features and batches of all examples: the first stage is that of one process, up to rounding."""
     model = joint_model(lambda: nn.Linear(128, 12))
     size = len(words) // (2 if "RANK" in os.environ else 1)
-    found = fit(model, shuffled(words, size), validation=everything(words))
+    result = fit(model, shuffled(words, size), validation=everything(words))
     weights = torch.cat([w.flatten() for w in (*model._stages.weights, model.features.weight.detach())])
-    return {**found, "first": weights.tolist(), "choice": list(model.choice)}
+    return {**result, "first": weights.tolist(), "choice": list(model.choice)}
 
 
 class OwnModule(L.LightningModule):
-    """A user's module of the plain objects."""
-
     def __init__(self, words) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -150,8 +147,8 @@ def span_f1(words) -> dict:
     several = DataLoader(words, batch_size=4, collate_fn=words.collate)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using `DistributedSampler`")
-        (found,) = make_trainer(SpanF1(TAGS)).validate(model, several, verbose=False)
-    return {name: found[name] for name in ("val_f1", "val_loss")}
+        (result,) = make_trainer(SpanF1(TAGS)).validate(model, several, verbose=False)
+    return {name: result[name] for name in ("val_f1", "val_loss")}
 
 
 def refusal(act) -> str:
@@ -178,25 +175,24 @@ def refusals(words) -> dict[str, str]:
 
 
 def main(folder: Path) -> None:
-    """What one of the processes does."""
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message="It is recommended to use `self.log")  # figures are those of all
     words, rank = some_words(), int(os.environ["RANK"])
-    found: dict = {}
+    result: dict = {}
     often = {"every_n_train_steps": 13, "filename": "{step}"}  # in the middle of the third epoch
-    found["torch"], found["torch resumed"] = resumed(in_torch, words, folder, IN_EPOCH, **often)
+    result["torch"], result["torch resumed"] = resumed(in_torch, words, folder, IN_EPOCH, **often)
     often = {"every_n_epochs": 3, "filename": "{epoch}", "save_on_train_epoch_end": True}
-    found["compiled"], found["compiled resumed"] = resumed(compiled, words, folder, AFTER_EPOCH, **often)
-    found["shuffled"] = fit(in_torch(), shuffled(words), validation=everything(words))
+    result["compiled"], result["compiled resumed"] = resumed(compiled, words, folder, AFTER_EPOCH, **often)
+    result["shuffled"] = fit(in_torch(), shuffled(words), validation=everything(words))
     often = {"every_n_train_steps": 8, "filename": "{step}"}  # in the first stage
-    found["statistics"], found["statistics resumed"] = resumed(with_statistics, words, folder, "step=8.ckpt", **often)
-    found["joint"] = joint(words)
-    found["span f1"] = span_f1(words)
+    result["statistics"], result["statistics resumed"] = resumed(with_statistics, words, folder, "step=8.ckpt", **often)
+    result["joint"] = joint(words)
+    result["span f1"] = span_f1(words)
     model = OwnModule(words)
     gap = DualityGap(0.001, every_n_epochs=3)
     make_trainer(gap, use_distributed_sampler=False).fit(model)
-    found["own module"] = figures(model, gap)
+    result["own module"] = figures(model, gap)
     model = in_torch()
     make_trainer(WritePredictions(folder / "predictions.jsonl")).predict(model, everything(words))
-    found["refusals"] = refusals(words)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    result["refusals"] = refusals(words)
+    (folder / f"{rank}.json").write_text(json.dumps(result))

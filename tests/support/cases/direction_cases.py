@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 
 from cases.problems import PROBLEMS, Reference, examples, reference
 from torchssvm.steps.directions import Atoms, DirectionRule
@@ -104,28 +103,15 @@ class DirectionTestCase(ABC):
     @given(seed=SEEDS, kind=KINDS, mixed=st.booleans())
     def test_it_changes_masses_and_nothing_else(self, seed, kind, mixed):
         blocks = self.setting(seed, kind, mixed).blocks
-        held = [t.clone() for t in (blocks.mass, blocks.scores, blocks.losses, blocks.hinges)]
+        stored = [t.clone() for t in (blocks.mass, blocks.scores, blocks.losses, blocks.hinges)]
         change = self.make_rule()(blocks)
         assert change.shape == blocks.mass.shape
         assert change.dtype == torch.float64
         assert change.sum(1).tolist() == pytest.approx([0.0] * 3, abs=1e-14)
         assert bool((blocks.mass + change >= -1e-15).all())
         assert not bool(change[~blocks.valid].any())
-        for before, after in zip(held, (blocks.mass, blocks.scores, blocks.losses, blocks.hinges), strict=True):
+        for before, after in zip(stored, (blocks.mass, blocks.scores, blocks.losses, blocks.hinges), strict=True):
             assert torch.equal(before, after)
-
-    @examples(10)
-    @given(seed=SEEDS, kind=KINDS, mixed=st.booleans())
-    def test_every_step_up_to_1_is_feasible(self, seed, kind, mixed):
-        """Some distribution over the outputs has these mean parts and this mean loss."""
-        truth, columns, _, _, blocks, _ = self.setting(seed, kind, mixed)
-        change = self.make_rule()(blocks).numpy()
-        for i in range(truth.n):
-            matrix = np.concatenate([truth.parts[i].T, truth.losses[i][None], np.ones((1, len(truth.losses[i])))])
-            for gamma in (0.3, 1.0):
-                wanted = matrix @ ((blocks.mass[i].numpy() + gamma * change[i]) @ columns[i])
-                found = linprog(np.zeros(matrix.shape[1]), A_eq=matrix, b_eq=wanted, bounds=(0, None))
-                assert found.status == 0, f"example {i}, gamma {gamma}: {found.message}"
 
     @pytest.mark.every_variant
     @examples(30)
@@ -172,10 +158,6 @@ class DirectionTestCase(ABC):
         blocks = Atoms(mass, scores, torch.zeros_like(mass), valid, torch.tensor([1]), 4, lambda: nothing)
         assert self.make_rule()(blocks).tolist() == [[0.0, 0.0, 0.0]]
 
-    def test_the_repr_is_how_it_is_made(self):
-        rule = self.make_rule()
-        assert repr(rule).startswith(type(rule).__name__ + "(")
-
     def test_devices(self, device):
         """Curvature and masses may live on a GPU."""
         blocks = self.setting(3, "chain", True).blocks
@@ -184,6 +166,6 @@ class DirectionTestCase(ABC):
             blocks.num_examples,
             lambda: blocks.curvature().to(device),
         )
-        found = self.make_rule()(moved)
-        assert found.device.type == device.type
-        torch.testing.assert_close(found.cpu(), self.make_rule()(blocks))
+        result = self.make_rule()(moved)
+        assert result.device.type == device.type
+        torch.testing.assert_close(result.cpu(), self.make_rule()(blocks))

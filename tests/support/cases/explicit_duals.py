@@ -46,7 +46,6 @@ class ExplicitDuals:
         return [self.masses(i) @ self.columns(i) for i in range(self.truth.n)]
 
     def losses(self) -> list[float]:
-        """l_i."""
         pairs = zip(self.alphas(), self.truth.losses, strict=True)
         return [float(alpha @ losses) / self.truth.n for alpha, losses in pairs]
 
@@ -88,7 +87,6 @@ class ExplicitDuals:
         self.outputs[i][place], self.mass[i][place], self.used[i][place] = new
 
     def _merge(self, i: int, output: int, mass: float) -> None:
-        """Into the rest."""
         if mass > 0.0:
             total = self.rest_mass[i] + mass
             self.rest[i] = (self.rest_mass[i] * self.rest[i] + mass * np.eye(len(self.rest[i]))[output]) / total
@@ -97,8 +95,8 @@ class ExplicitDuals:
     def slots(self, storage: Any, i: int) -> tuple[list[int], list[float]]:
         """Outputs and masses of the slots of a ``Labelings`` storage."""
         count = int(storage.sets.count[i])
-        (held,) = storage.sets.labelings or [storage.sets.mass[:, :0]]
-        return [self.output(i, held[i, c]) for c in range(count)], storage.sets.mass[i, :count].tolist()
+        (stored,) = storage.sets.labelings or [storage.sets.mass[:, :0]]
+        return [self.output(i, stored[i, c]) for c in range(count)], storage.sets.mass[i, :count].tolist()
 
     def adopt_idle_slots(self, storage: Any) -> None:
         """After an exact pass: no mass has moved, and slots without mass may hold what the pass found."""

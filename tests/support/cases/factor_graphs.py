@@ -62,14 +62,14 @@ class Task:
         """For each weight of the head the potentials that it alone makes, if it is 1."""
         head = copy.deepcopy(self.head)
         parameters = list(head.parameters())
-        size, found = sum(p.numel() for p in parameters), []
+        size, results = sum(p.numel() for p in parameters), []
         whole = self.batch(range(self.n))
         with torch.no_grad():
             for j in range(size):
                 nn.utils.vector_to_parameters(torch.eye(size, dtype=parameters[0].dtype)[j], parameters)
                 tensors = apply_head(head, whole).tensors
-                found.append({name: t.double().numpy().copy() for name, t in tensors.items()})
-        return found
+                results.append({name: t.double().numpy().copy() for name, t in tensors.items()})
+        return results
 
 
 @dataclass
@@ -104,8 +104,6 @@ class Duals:
 
 @dataclass
 class FactorGraph:
-    """All examples of a task."""
-
     variables: list[Variable]
     factors: list[Factor]
     lam: float
@@ -142,10 +140,10 @@ class FactorGraph:
         """The augmented Lagrangian times n, with rho and multipliers times n."""
         total = -self.n * self.dual(duals)
         for place, mass in enumerate(duals.factors):
-            for excess, held in zip(
+            for excess, stored in zip(
                 self.excesses(duals, place) if mass is not None else (), duals.multipliers[place] or (), strict=False
             ):
-                total += float(held @ excess) + rho / 2 * float(excess @ excess)
+                total += float(stored @ excess) + rho / 2 * float(excess @ excess)
         return total
 
     @functools.cached_property
@@ -176,8 +174,8 @@ class FactorGraph:
         size = self.variables[0].phi.shape[-1]
         phi = np.concatenate([t.phi.reshape(-1, size) for t in (*self.variables, *self.factors)])
         cost = np.zeros(len(phi))
-        held = np.concatenate([v.cost for v in self.variables])
-        cost[: len(held)] = held
+        stored = np.concatenate([v.cost for v in self.variables])
+        cost[: len(stored)] = stored
         true = sum(v.phi[v.target] for v in self.variables) + sum(f.phi[self.target(f)] for f in self.factors)
         return phi, cost, np.asarray(true)
 
@@ -185,9 +183,9 @@ class FactorGraph:
         """Sum of the structured hinges of the linear program."""
         matrix, right, _ = self._polytope
         phi, cost, true = self._features
-        found = scipy.optimize.linprog(-(phi @ w + cost), A_eq=matrix, b_eq=right, bounds=(0, None), options=_EXACT)
-        assert found.status == 0
-        return -found.fun - float(true @ w)
+        result = scipy.optimize.linprog(-(phi @ w + cost), A_eq=matrix, b_eq=right, bounds=(0, None), options=_EXACT)
+        assert result.status == 0
+        return -result.fun - float(true @ w)
 
     def primal(self, w: np.ndarray) -> float:
         return self.lam / 2 * float(w @ w) + self.hinges(w) / self.n
@@ -196,7 +194,7 @@ class FactorGraph:
         """Of the structural SVM with the oracle relaxed to the local polytope, which on a chain is the SVM itself."""
         matrix, right, start = self._polytope
         phi, cost, true = self._features
-        found = qpsolvers.solve_qp(
+        result = qpsolvers.solve_qp(
             P=scipy.sparse.csc_matrix(phi @ phi.T / self.lam / self.n),
             q=-phi @ true / self.lam / self.n - cost,
             A=matrix,
@@ -207,9 +205,9 @@ class FactorGraph:
             tol_gap_rel=1e-10,
             tol_feas=1e-10,
         )
-        assert found is not None
-        w = (true - found @ phi) / (self.lam * self.n)
-        value = float(cost @ found) / self.n - self.lam / 2 * float(w @ w)
+        assert result is not None
+        w = (true - result @ phi) / (self.lam * self.n)
+        value = float(cost @ result) / self.n - self.lam / 2 * float(w @ w)
         assert abs(self.primal(w) - value) < 1e-6, "the reference itself is not solved"
         return value
 

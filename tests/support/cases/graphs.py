@@ -25,10 +25,10 @@ def random_edges(nodes, random, share=0.6):
 def pad_edges(edges, width=None):
     """Lists of edges as ``[B, E, 2]``, -1 where an example has fewer."""
     width = max(map(len, edges)) if width is None else width
-    found = torch.full((len(edges), width, 2), -1)
+    result = torch.full((len(edges), width, 2), -1)
     for row, own in enumerate(edges):
-        found[row, : len(own)] = own
-    return found
+        result[row, : len(own)] = own
+    return result
 
 
 def random_potentials(random, batch, *, most=4, integers=False, attractive=True, lengths=True, dtype=torch.float64):
@@ -47,7 +47,7 @@ def random_potentials(random, batch, *, most=4, integers=False, attractive=True,
 
 def best_scores(potentials):
     """For each example the maximum over all labelings and all maximisers, from the definition."""
-    found = []
+    results = []
     for row in range(potentials.batch_size):
         size = potentials["node"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
         node = potentials["node"][row, :size].double().numpy()
@@ -55,8 +55,8 @@ def best_scores(potentials):
         ends, edge = potentials.edges[row][real].numpy(), potentials["edge"][row][real].double().numpy()
         y = np.array(list(itertools.product((0, 1), repeat=size)))
         scores = (2 * y - 1) @ node - (y[:, ends[:, 0]] != y[:, ends[:, 1]]) @ edge
-        found.append((scores.max(), y[scores >= scores.max() - 1e-12]))
-    return found
+        results.append((scores.max(), y[scores >= scores.max() - 1e-12]))
+    return results
 
 
 class GraphProblem:
@@ -84,7 +84,6 @@ class GraphProblem:
         return random
 
     def batch(self, rows):
-        """Cropped to the largest graph."""
         index = torch.as_tensor(rows)
         size = int(self.lengths[index].max())
         edges = pad_edges([self.edges[i] for i in index.tolist()])

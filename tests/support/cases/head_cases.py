@@ -51,7 +51,6 @@ class HeadTestCase(ABC):
                 yield (x, torch.tensor(wrong)), "lengths"
 
     def setting(self, seed: int, batch: int = 3) -> tuple[nn.Module, tuple[Tensor, ...]]:
-        """A head with random weights."""
         random = rng(seed)
         head = self.make_head().double()
         with torch.no_grad():
@@ -86,8 +85,6 @@ class HeadTestCase(ABC):
             result[name] = parts
         return result
 
-    # -- The tests -----------------------------------------------------------------------------------------
-
     def test_a_new_head_is_zero(self):
         head = self.make_head()
         assert flat(head.parameters()).count_nonzero() == 0
@@ -112,9 +109,9 @@ class HeadTestCase(ABC):
         potentials = as_potentials(head(*inputs))
         for row in range(batch):
             expected = self.reference(head, self.alone(inputs, row)[0][0])
-            found = self.own(potentials, row)
-            assert found.keys() == expected.keys()
-            for name, tensor in found.items():
+            result = self.own(potentials, row)
+            assert result.keys() == expected.keys()
+            for name, tensor in result.items():
                 torch.testing.assert_close(tensor, expected[name])
 
     @examples(7)
@@ -138,15 +135,15 @@ class HeadTestCase(ABC):
         potentials = head(*inputs)
         parameters = list(head.parameters())
         parts = self.random_parts(potentials, rng(seed + 1))
-        found = per_example_adjoint(potentials, parts, parameters)
+        gradients = per_example_adjoint(potentials, parts, parameters)
         for row in range(batch):
             only = {name: torch.zeros_like(tensor) for name, tensor in parts.items()}
             for name, tensor in parts.items():
                 only[name][row] = tensor[row]
-            for mine, true in zip(found, adjoint(potentials, only, parameters), strict=True):
+            for mine, true in zip(gradients, adjoint(potentials, only, parameters), strict=True):
                 torch.testing.assert_close(mine[row], true)
         without = Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged)
-        for mine, general in zip(found, per_example_adjoint(without, parts, parameters), strict=True):
+        for mine, general in zip(gradients, per_example_adjoint(without, parts, parameters), strict=True):
             torch.testing.assert_close(mine, general)
 
     @pytest.mark.every_variant
@@ -170,9 +167,9 @@ class HeadTestCase(ABC):
         expected = (maps @ (maps.mT @ flattened)).squeeze(2)
         without = Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged)
         for given_potentials in (potentials, without):
-            found = gram_product(given_potentials, parts, parameters)
-            assert found.keys() == shapes.keys()
-            together = Potentials(found, potentials.lengths, ragged=potentials.ragged)
+            result = gram_product(given_potentials, parts, parameters)
+            assert result.keys() == shapes.keys()
+            together = Potentials(result, potentials.lengths, ragged=potentials.ragged)
             wanted = Potentials(
                 {
                     name: part.view(batch, *shape)
@@ -255,8 +252,8 @@ class HeadTestCase(ABC):
                 for name, tensor in self.own(potentials, row).items():
                     torch.testing.assert_close(tensor.double(), self.own(reference, row)[name], rtol=5e-2, atol=5e-2)
             parts = self.random_parts(potentials, rng(3))
-            found = per_example_adjoint(potentials, parts, list(head.parameters()))
-            assert {g.dtype for g in found} == {dtype}
+            gradients = per_example_adjoint(potentials, parts, list(head.parameters()))
+            assert {g.dtype for g in gradients} == {dtype}
 
     def test_autocast_does_not_reach_the_head(self):
         head, inputs = self.setting(4)
@@ -284,19 +281,19 @@ class HeadTestCase(ABC):
             once = torch.autograd.grad(score, leaves, create_graph=True, allow_unused=True)
             once = [g for g in once if g is not None]
             twice = torch.autograd.grad(sum(g.square().sum() for g in once), leaves, allow_unused=True)
-            found = [*potentials.tensors.values(), *once, *(g for g in twice if g is not None)]
+            result = [*potentials.tensors.values(), *once, *(g for g in twice if g is not None)]
             potentials = as_potentials(head(x, *inputs[1:]))
             without = Potentials(potentials.tensors, potentials.lengths, ragged=potentials.ragged)
             for known in (potentials, without):
-                found += per_example_adjoint(known, parts, list(head.parameters()))
-                found += gram_product(known, parts, list(head.parameters())).values()
-            return [*found, *adjoint(potentials, parts, list(head.parameters()))]
+                result += per_example_adjoint(known, parts, list(head.parameters()))
+                result += gram_product(known, parts, list(head.parameters())).values()
+            return [*result, *adjoint(potentials, parts, list(head.parameters()))]
 
         expected = everything()
         with lowered(setting) as seen:
-            found = everything()
+            result = everything()
         assert not seen.rounded
-        for mine, plain in zip(found, expected, strict=True):
+        for mine, plain in zip(result, expected, strict=True):
             torch.testing.assert_close(mine, plain)
 
     def test_no_sum_depends_on_the_order_of_its_terms(self):
@@ -308,18 +305,18 @@ class HeadTestCase(ABC):
             potentials = as_potentials(head(*(t.float() if t.is_floating_point() else t for t in inputs)))
             parts = self.random_parts(potentials, rng(1))
             score = sum((parts[name] * tensor).sum() for name, tensor in potentials.tensors.items())
-            found = torch.autograd.grad(score, parameters, retain_graph=True, allow_unused=True)
+            result = torch.autograd.grad(score, parameters, retain_graph=True, allow_unused=True)
             return [
                 *potentials.tensors.values(),
-                *(torch.zeros(()) if g is None else g for g in found),
+                *(torch.zeros(()) if g is None else g for g in result),
                 *per_example_adjoint(potentials, parts, parameters),
                 *gram_product(potentials, parts, parameters).values(),
             ]
 
         with on_a_device() as seen:
-            found = everything()
+            result = everything()
         assert not seen.depend
-        for mine, plain in zip(found, everything(), strict=True):
+        for mine, plain in zip(result, everything(), strict=True):
             torch.testing.assert_close(mine, plain)
 
     def test_devices(self, device):
@@ -332,8 +329,8 @@ class HeadTestCase(ABC):
         for name, tensor in here.tensors.items():
             assert there[name].device.type == device.type
             torch.testing.assert_close(there[name].cpu(), tensor)
-        found = per_example_adjoint(there, {k: t.to(device) for k, t in parts.items()}, list(moved.parameters()))
-        for mine, other in zip(found, expected, strict=True):
+        gradients = per_example_adjoint(there, {k: t.to(device) for k, t in parts.items()}, list(moved.parameters()))
+        for mine, other in zip(gradients, expected, strict=True):
             torch.testing.assert_close(mine.cpu(), other)
 
     def test_inputs_that_do_not_fit_are_refused(self):

@@ -124,9 +124,9 @@ def test_marginals_of_chains_are_those_of_torch(seed, longest, states, axes, rag
     if forbidden:
         never = (torch.rand(states, states, generator=rng(seed)) < 0.7) & ~torch.eye(states, dtype=torch.bool)
         transition = transition.masked_fill(never, -torch.inf)
-    found = sum_product_triton(strided(emission), transition, lengths)
+    result = sum_product_triton(strided(emission), transition, lengths)
     close = {"atol": 2e-5 if dtype == torch.float32 else 1e-12, "rtol": 1e-6}
-    for mine, other in zip(found, sum_product(emission, transition, lengths), strict=True):
+    for mine, other in zip(result, sum_product(emission, transition, lengths), strict=True):
         torch.testing.assert_close(mine, other, **close)
 
 
@@ -184,15 +184,15 @@ def test_infinite_scores_equal_torch(states):
 )
 def test_max_sum_on_trees_equals_torch(seed, batch, longest, states, axes, ragged, integers, dtype):
     node, edge, parent, lengths = trees(seed, batch, longest, states, axes, ragged, integers, dtype)
-    found = max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
-    assert_same(found, max_sum_tree_torch(node, edge, parent, lengths))
+    result = max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
+    assert_same(result, max_sum_tree_torch(node, edge, parent, lengths))
 
 
 def test_max_sum_on_trees_by_tiles_equals_torch():
     for seed, integers in ((1, True), (2, False)):
         node, edge, parent, lengths = trees(seed, 2, 4, 70, integers=integers)
-        found = max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
-        assert_same(found, max_sum_tree_torch(node, edge, parent, lengths))
+        result = max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
+        assert_same(result, max_sum_tree_torch(node, edge, parent, lengths))
 
 
 @examples(20)
@@ -211,11 +211,11 @@ def test_segments_are_those_of_the_cpu(seed, longest, labels, most, boundary, sp
     emission, *others = segments(seed, 2, longest, labels, most, boundary, spans, integers, dtype)
     if forbidden:
         emission = emission.masked_fill(torch.rand(emission.shape, generator=rng(seed)) < 0.2, -torch.inf)
-    found = semi_markov_triton(strided(emission), *others)
+    result = semi_markov_triton(strided(emission), *others)
     expected = semi_markov(emission, *others)
-    assert torch.equal(found[1], expected[1])
+    assert torch.equal(result[1], expected[1])
     real = expected[1] > -torch.inf  # else every segmentation is as good
-    assert torch.equal(found[0][real], expected[0][real])
+    assert torch.equal(result[0][real], expected[0][real])
 
 
 @examples(20)
@@ -231,8 +231,8 @@ def test_marginals_of_segments_are_those_of_the_cpu(seed, longest, labels, most,
     emission, segment, least, lengths, _ = segments(seed, 2, longest, labels, most, boundary, dtype=torch.float64)
     if forbidden:
         emission = emission.masked_fill(torch.rand(emission.shape, generator=rng(seed)) < 0.2, -torch.inf)
-    found = marginals_triton(strided(emission), segment, least, lengths)
-    for mine, other in zip(found, semi_markov_marginals(emission, segment, least, lengths), strict=True):
+    result = marginals_triton(strided(emission), segment, least, lengths)
+    for mine, other in zip(result, semi_markov_marginals(emission, segment, least, lengths), strict=True):
         other = other.nan_to_num(0.0, neginf=-torch.inf)  # which are written behind the kernels
         torch.testing.assert_close(mine, other, atol=1e-10, rtol=1e-10)
 
@@ -252,8 +252,8 @@ def test_the_box_qp_is_that_of_the_cpu(seed, size, rank, sweeps):
     matrix, values = factors @ factors.T, random.normal(size=size) * 2
     expected = np.zeros(size)
     ascend_gram(matrix, values.copy(), expected, sweeps, 1e-3)
-    found = ascend_triton(torch.from_numpy(matrix), torch.from_numpy(values), sweeps, 1e-3)
-    assert found.numpy().tobytes() == expected.tobytes()
+    result = ascend_triton(torch.from_numpy(matrix), torch.from_numpy(values), sweeps, 1e-3)
+    assert result.numpy().tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(("size", "most", "sweeps"), [(130, 256, 1), (40, 32, 2), (33, 32, 0)])
@@ -268,8 +268,8 @@ def test_the_box_qp_of_several_warps_and_programs_is_that_of_the_cpu(size, most,
     matrix, expected = factors @ factors.T, np.zeros(size)
     ascend_gram(matrix, values.copy(), expected, sweeps, converged)
     given = torch.from_numpy(matrix), torch.from_numpy(values.copy())
-    found = ascend_triton(*given, sweeps, converged)
-    assert found.numpy().tobytes() == expected.tobytes()
+    result = ascend_triton(*given, sweeps, converged)
+    assert result.numpy().tobytes() == expected.tobytes()
     assert given[1].numpy().tobytes() == values.tobytes()
 
 
@@ -294,8 +294,8 @@ def test_matchings_are_the_best_of_all():
         scores = draw(rng(seed), (2, left, right), seed == 0, torch.float64)
         potentials = EdgePotentials(scores)
         every = torch.stack([(scores * (labels == 1)).sum((1, 2)) for labels in Matching().enumerate(potentials)])
-        found = (scores * best_matching_triton(scores, None, None)).sum((1, 2))
-        torch.testing.assert_close(found, every.amax(0))
+        result = (scores * best_matching_triton(scores, None, None)).sum((1, 2))
+        torch.testing.assert_close(result, every.amax(0))
 
 
 def test_matchings_of_scores_that_are_not_finite_end():
@@ -319,9 +319,9 @@ def test_arborescences_are_those_of_the_cpu(seed, longest, ragged, single_root, 
     assert_same(
         max_arborescence_triton(strided(scores), lengths, single_root), max_arborescence(scores, lengths, single_root)
     )
-    found = eisner_triton(strided(scores), lengths, single_root)
-    assert_same(found, eisner(scores, lengths, single_root))
-    assert_same(found, eisner(scores, lengths, single_root))
+    result = eisner_triton(strided(scores), lengths, single_root)
+    assert_same(result, eisner(scores, lengths, single_root))
+    assert_same(result, eisner(scores, lengths, single_root))
 
 
 @pytest.mark.parametrize("integers", [True, False])
@@ -353,14 +353,14 @@ def test_label_sets_are_those_of_the_cpu_and_branching_makes_them_the_best(seed,
     unary = draw(random, (2, size), integers, torch.float64)
     pairwise = draw(random, (pairs,) if shared else (2, pairs), integers, torch.float64)
     weights = symmetric(pairwise, size).reshape(-1, size, size)
-    found = label_sets_triton(unary, weights, rounds)
+    result = label_sets_triton(unary, weights, rounds)
     expected = best_label_sets(unary, pairwise, max_rounds=rounds)
-    assert_same(found[:2], expected[:2])
-    torch.testing.assert_close(found[2], expected[2], rtol=1e-12, atol=1e-12)
+    assert_same(result[:2], expected[:2])
+    torch.testing.assert_close(result[2], expected[2], rtol=1e-12, atol=1e-12)
     every = torch.tensor(list(itertools.product((0.0, 1.0), repeat=size)), dtype=torch.float64)
     scores = unary @ every.T + torch.einsum("si,bij,sj->bs", every, weights, every) / 2
-    assert bool((found[2] >= scores.amax(1) - 1e-9).all())
-    _, value, bound = _branch(unary, weights if len(weights) == 2 else weights[0], rounds, 10**6, *found)
+    assert bool((result[2] >= scores.amax(1) - 1e-9).all())
+    _, value, bound = _branch(unary, weights if len(weights) == 2 else weights[0], rounds, 10**6, *result)
     torch.testing.assert_close(value, scores.amax(1))
     assert torch.equal(value, bound)
 
@@ -381,13 +381,13 @@ def test_rows_are_read_and_added_as_on_the_cpu(seed, longest, width, dtype):
     values[torch.arange(longest) >= rows.unsqueeze(1)] = 0.0
     factors = torch.rand(3, generator=random, dtype=torch.float64)
     buffer.add(index, rows, values, factors)
-    held, places = buffer.values.clone(), (buffer.start, buffer.rows)
+    before, places = buffer.values.clone(), (buffer.start, buffer.rows)
     for some in (index, torch.tensor([1, 3])):
-        found = read_triton(held, *places, some, longest)
-        assert torch.equal(found, buffer.read(some, None, longest, width)[0])
-    add_triton(held, *places, index, values, factors)
+        result = read_triton(before, *places, some, longest)
+        assert torch.equal(result, buffer.read(some, None, longest, width)[0])
+    add_triton(before, *places, index, values, factors)
     buffer.add(index, rows, values, factors)
-    assert torch.equal(held, buffer.values)
+    assert torch.equal(before, buffer.values)
 
 
 @examples(10)
@@ -397,8 +397,8 @@ def test_inner_products_are_those_of_torch(seed, batch, size, one, dtype):
     expected = torch.stack([(a.double() * b).sum(1), (a.double() * b).abs().sum(1)])
     torch.testing.assert_close(inner_triton([(a, b)]), expected, rtol=1e-12, atol=1e-12)
     for pairs in (2, 3, 4):
-        found = inner_triton([(a, b)] * pairs, 7) * torch.tensor([[7], [1]])
-        torch.testing.assert_close(found, pairs * expected, rtol=1e-12, atol=1e-12)
+        result = inner_triton([(a, b)] * pairs, 7) * torch.tensor([[7], [1]])
+        torch.testing.assert_close(result, pairs * expected, rtol=1e-12, atol=1e-12)
 
 
 @examples(10)
@@ -417,9 +417,9 @@ def test_biases_and_mean_losses_of_chains_are_those_of_the_cpu(seed, longest, st
     torch.testing.assert_close(sum_everywhere_triton(emission, lengths), sums)
     chain = Chain(states, normalize=True)
     potentials = Potentials({"emission": emission, "transition": emission.new_zeros(3, states, states)}, lengths)
-    found = mean_loss_triton(emission, labels, chain.costs(labels))
+    result = mean_loss_triton(emission, labels, chain.costs(labels))
     expected = torch.stack(chain.mean_loss({"emission": emission}, labels, potentials))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)
     with_biases = emission.clone()
     kernels.add_everywhere(with_biases.numpy(), lengths.numpy(), *(tensor.numpy() for tensor in extra))
     add_everywhere_triton(emission, lengths, *extra)

@@ -44,15 +44,15 @@ class LabelingsTestCase(ABC):
 
     def several(self, structure: Structure, potentials: Potentials, seed: int, count: int) -> Any:
         """Labelings ``[B, C, ...]`` as the oracle gives them, at random potentials."""
-        random, found = rng(seed + 1), []
+        random, results = rng(seed + 1), []
         for _ in range(count):
             noise = {
                 name: torch.randn(tensor.shape, generator=random, dtype=torch.float64).to(tensor.dtype)
                 for name, tensor in potentials.tensors.items()
             }
-            found.append(as_decoding(structure.argmax(potentials.replace(noise))).labeling)
-        stacked = [torch.stack(several, 1) for several in zip(*map(tree_tensors, found), strict=True)]
-        return tree_replace(found[0], stacked)
+            results.append(as_decoding(structure.argmax(potentials.replace(noise))).labeling)
+        stacked = [torch.stack(several, 1) for several in zip(*map(tree_tensors, results), strict=True)]
+        return tree_replace(results[0], stacked)
 
     @pytest.mark.every_variant
     @examples(10)
@@ -60,12 +60,12 @@ class LabelingsTestCase(ABC):
     def test_cached_labelings_score_what_their_parts_do(self, seed, batch, count):
         structure, potentials, target = self.setting(seed, batch)
         labelings = self.several(structure, potentials, seed, count)
-        found = structure.relative_scores(labelings, target, potentials)
-        assert found.shape == (batch, count)
-        assert found.dtype == torch.float64
+        result = structure.relative_scores(labelings, target, potentials)
+        assert result.shape == (batch, count)
+        assert result.dtype == torch.float64
         for column, labeling in enumerate(each_labeling(labelings)):
             parts = self.difference(structure, potentials, labeling, target)
-            torch.testing.assert_close(found[:, column], inner(parts, potentials.tensors))
+            torch.testing.assert_close(result[:, column], inner(parts, potentials.tensors))
 
     @examples(10)
     @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), count=st.integers(1, 4))
@@ -73,13 +73,13 @@ class LabelingsTestCase(ABC):
         structure, potentials, target = self.setting(seed, batch)
         labelings = self.several(structure, potentials, seed, count)
         mass = torch.randn(batch, count, generator=rng(seed), dtype=torch.float64)
-        found = structure.mean_difference(labelings, mass, target, potentials)
+        result = structure.mean_difference(labelings, mass, target, potentials)
         expected = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
         for column, labeling in enumerate(each_labeling(labelings)):
             for name, tensor in self.difference(structure, potentials, labeling, target).items():
                 expected[name] += mass[:, column].view(-1, *[1] * (tensor.ndim - 1)).to(tensor.dtype) * tensor
-        assert found.keys() == expected.keys()
-        for name, tensor in found.items():
+        assert result.keys() == expected.keys()
+        for name, tensor in result.items():
             assert tensor.dtype == potentials.dtype
             torch.testing.assert_close(tensor, expected[name])
 
@@ -95,19 +95,19 @@ class LabelingsTestCase(ABC):
 
         def everything() -> list[torch.Tensor]:
             zeros = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
-            found = [
+            result = [
                 structure.mean_difference(labelings, mass, target, potentials),
                 structure.difference(one, target, potentials),
                 structure.add_difference(zeros, one, target, potentials),
                 conform(structure.parts(one), potentials, "parts"),
             ]
             scores = structure.relative_scores(labelings, target, potentials)
-            return [scores, *(tensor for parts in found for tensor in parts.values())]
+            return [scores, *(tensor for parts in result for tensor in parts.values())]
 
         with on_a_device() as seen:
-            found = everything()
+            result = everything()
         assert not seen.depend
-        for mine, plain in zip(found, everything(), strict=True):
+        for mine, plain in zip(result, everything(), strict=True):
             torch.testing.assert_close(mine, plain)
 
     @examples(10)

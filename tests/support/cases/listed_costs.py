@@ -124,17 +124,17 @@ def grid_arcs(rows: int, columns: int) -> list[tuple[int, int]]:
 
 
 def paths(arcs: list[tuple[int, int]], start: int, end: int) -> np.ndarray:
-    found: list[np.ndarray] = []
+    results: list[np.ndarray] = []
 
     def go(place: int, used: list[int]) -> None:
         if place == end:
-            found.append(np.bincount(used, minlength=len(arcs)))
+            results.append(np.bincount(used, minlength=len(arcs)))
         for number, (a, b) in enumerate(arcs):
             if a == place:
                 go(b, [*used, number])
 
     go(start, [])
-    return np.stack(found)
+    return np.stack(results)
 
 
 def decisions(random: np.random.Generator, lam: float, dtype: torch.dtype, *, program: bool = False) -> Listed:

@@ -7,28 +7,36 @@ the same problem are beside it, for the code that is checked.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from cases.arborescences import outputs as all_arborescences
 from cases.graphs import pad_edges
 from cases.problems import Reference, is_allowed
 from torchssvm import (
+    Arborescence,
     Batch,
     Chain,
     Graphs,
     HiddenStates,
+    LinearArcs,
     LinearChain,
     LinearMulticlass,
     LinearMultilabel,
     LinearPairwiseGraph,
+    LinearSegments,
+    LinearTree,
+    Segments,
     SlackRescaling,
     SparseFeatures,
     SparseLinearChain,
+    Tree,
 )
+from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.chain import Transitions
 
 Features = dict[str, np.ndarray]
@@ -87,8 +95,8 @@ class Maker:
 
 def draw(random: np.random.Generator, *shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Normal numbers of this dtype; sometimes of another scale, and sometimes whole, where scores tie."""
-    found = torch.from_numpy(random.normal(size=shape) * float(random.choice([1.0, 1.0, 1.0, 1e-3, 30.0])))
-    return (found.round() if random.random() < 0.15 else found).to(dtype)
+    result = torch.from_numpy(random.normal(size=shape) * float(random.choice([1.0, 1.0, 1.0, 1e-3, 30.0])))
+    return (result.round() if random.random() < 0.15 else result).to(dtype)
 
 
 def rescaled(random: np.random.Generator, made: Listed) -> Listed:
@@ -121,8 +129,8 @@ def classes(random: np.random.Generator, lam: float, dtype: torch.dtype, *, show
     if shows is None:
         return Listed(head, lambda rows: Batch(x[rows], y[rows], torch.tensor(rows)), made.truth)
     labels = torch.from_numpy(shows)[y]
-    found = Listed(head, lambda rows: Batch(x[rows], labels[rows], torch.tensor(rows)), made.truth)
-    return hidden(found, shows, [[(k,) for k in range(states)]] * n, labels[:, None].tolist())
+    result = Listed(head, lambda rows: Batch(x[rows], labels[rows], torch.tensor(rows)), made.truth)
+    return hidden(result, shows, [[(k,) for k in range(states)]] * n, labels[:, None].tolist())
 
 
 def chains(
@@ -184,8 +192,8 @@ def chains(
             own = SparseFeatures(columns, own)
         return Batch(own, y, torch.tensor(rows), sizes)
 
-    found = Listed(head, take, made.truth)
-    return found if shows is None else hidden(found, shows, every, shown)
+    result = Listed(head, take, made.truth)
+    return result if shows is None else hidden(result, shows, every, shown)
 
 
 def label_sets(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
@@ -242,5 +250,133 @@ def graphs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Liste
             own[place, : len(z[row])] = z[row]
         most = int(sizes.max())
         return Batch(Graphs(x[rows, :most], own, padded), y[rows, :most], torch.tensor(rows), sizes)
+
+    return Listed(head, take, made.truth)
+
+
+Spans = tuple[tuple[int, int, int], ...]
+
+
+def all_segmentations(length: int, states: int, least: list[int], most: int) -> Iterator[Spans]:
+    """All ways to cut ``length`` frames into spans (start, end, label)."""
+    for cuts in itertools.product((False, True), repeat=length - 1):
+        at = [0, *(t + 1 for t, cut in enumerate(cuts) if cut), length]
+        pieces = list(itertools.pairwise(at))
+        for labels in itertools.product(range(states), repeat=len(pieces)):
+            if all(least[k] <= e - s <= most for (s, e), k in zip(pieces, labels, strict=True)):
+                yield tuple((s, e, k) for (s, e), k in zip(pieces, labels, strict=True))
+
+
+def segments(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
+    """Segments, a share of them with boundaries, with least durations, and with the loss of spans."""
+    n, states, most, width = int(random.integers(1, 5)), int(random.integers(1, 4)), int(random.integers(1, 4)), 2
+    boundary, spans = (bool(random.random() < 0.5) for _ in range(2))
+    least = [int(random.integers(1, most + 1)) if random.random() < 0.4 else 1 for _ in range(states)]
+    least[0] = 1
+    structure = Segments(states, most, min_duration=least, boundary=boundary, span_loss=spans)
+    head = LinearSegments(width, states, most, structure=structure).to(dtype)
+    lengths = random.integers(1, 5, n)
+    x = draw(random, n, int(lengths.max()), width, dtype=dtype)
+    made, targets = Maker(head, lam), []
+
+    def features(own: np.ndarray, output: Spans) -> Features:
+        emission, bias = np.zeros((states * (1 + boundary), width)), np.zeros(states * (1 + boundary))
+        table = np.zeros((states + most, states))
+        for place, (start, end, label) in enumerate(output):
+            emission[label] += own[start:end].sum(0)
+            bias[label] += end - start
+            table[states + end - start - 1, label] += 1
+            if place:
+                table[output[place - 1][2], label] += 1
+            if boundary:
+                emission[states + label] += own[start]
+                bias[states + label] += 1
+        return {"emission": emission, "segment": table, "bias": bias}
+
+    def loss(output: Spans, target: Spans) -> float:
+        if spans:
+            return float(len(set(output) ^ set(target)))
+        own, true = ([k for s, e, k in these for _ in range(s, e)] for these in (output, target))
+        return float(sum(a != b for a, b in zip(own, true, strict=True)))
+
+    for row, length in enumerate(lengths.tolist()):
+        outputs = list(all_segmentations(length, states, least, most))
+        target = outputs[int(random.integers(len(outputs)))]
+        own = x[row, :length].double().numpy()
+        made.add([loss(o, target) for o in outputs], [features(own, o) for o in outputs], features(own, target))
+        targets.append(target)
+
+    def take(rows: list[int]) -> Batch:
+        sizes = torch.from_numpy(lengths[rows])
+        y = torch.full((len(rows), int(sizes.max())), -1)
+        for place, row in enumerate(rows):
+            for start, end, label in targets[row]:
+                y[place, start:end] = label
+                y[place, start] += states
+        return Batch(x[rows, : y.shape[1]], y, torch.tensor(rows), sizes)
+
+    return Listed(head, take, made.truth)
+
+
+def trees(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
+    """Trees and forests of up to four nodes; edges share a matrix, or have their own."""
+    n, states, nodes, width = *(int(k) for k in random.integers((1, 2, 1), (5, 4, 5))), 2
+    shared, bias, normalize = (bool(flag) for flag in random.random(3) < 0.5)
+    parent = [-1, *(int(random.integers(-1, v)) for v in range(1, nodes))]
+    structure = Tree(states, parent, shared=shared, normalize=normalize)
+    head = LinearTree(width, states, parent, bias=bias, shared=shared, structure=structure).to(dtype)
+    lengths, y = random.integers(1, nodes + 1, n), random.integers(0, states, (n, nodes))
+    x = draw(random, n, nodes, width, dtype=dtype)
+    made, eye = Maker(head, lam), np.eye(states)
+
+    def features(own: np.ndarray, labels: tuple[int, ...]) -> Features:
+        one, edge = eye[list(labels)], np.zeros((nodes, states, states))
+        for v, label in enumerate(labels):
+            if parent[v] >= 0:
+                edge[v, labels[parent[v]], label] += 1
+        return {"node": one.T @ own, "edge": edge.sum(0) if shared else edge, "bias": one.sum(0)}
+
+    for row, size in enumerate(lengths.tolist()):
+        own, label = x[row, :size].double().numpy(), tuple(y[row, :size].tolist())
+        every = list(itertools.product(range(states), repeat=size))
+        losses = (np.array(every) != label).sum(1) / (size if normalize else 1)
+        made.add(losses, [features(own, o) for o in every], features(own, label))
+
+    def take(rows: list[int]) -> Batch:
+        most = int(lengths[rows].max())
+        labels, sizes = torch.from_numpy(y[rows, :most]), torch.from_numpy(lengths[rows])
+        return Batch(x[rows, :most], labels, torch.tensor(rows), sizes)
+
+    return Listed(head, take, made.truth)
+
+
+def arcs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
+    """Arborescences of up to four tokens, projective or not, with one root or several; arcs list their features."""
+    n, width, valued, normalize, projective, single = int(random.integers(1, 5)), 5, *(random.random(4) < 0.5).tolist()
+    among = (Projective if projective else NonProjective)(single_root=single)
+    head = LinearArcs(width, structure=Arborescence(among, normalize=normalize)).to(dtype)
+    lengths = random.integers(1, 5, n)
+    longest = int(lengths.max())
+    columns = torch.from_numpy(random.integers(-1, width, (n, longest, longest + 1, 2)))
+    values = draw(random, *columns.shape, dtype=dtype) if valued else None
+    worth = ((columns >= 0) * (1.0 if values is None else values.double())).numpy()
+    made, y = Maker(head, lam), torch.full((n, longest), -1)
+    for row, size in enumerate(lengths.tolist()):
+        every = all_arborescences(size, projective, single)
+        target = every[int(random.integers(len(every)))]
+        y[row, :size] = torch.tensor(target)
+
+        def features(heads: tuple[int, ...], row: int = row) -> Features:
+            arc, result = (row, np.arange(len(heads)), list(heads)), np.zeros(width)
+            np.add.at(result, columns[arc].numpy(), worth[arc])  # no feature, -1, is worth nothing
+            return {"weight": result}
+
+        losses = (np.array(every) != target).sum(1) / (size if normalize else 1)
+        made.add(losses, [features(heads) for heads in every], features(target))
+
+    def take(rows: list[int]) -> Batch:
+        most = int(lengths[rows].max())
+        own = (each if each is None else each[rows, :most, : most + 1] for each in (columns, values))
+        return Batch(SparseFeatures(*own), y[rows, :most], torch.tensor(rows), torch.from_numpy(lengths[rows]))
 
     return Listed(head, take, made.truth)

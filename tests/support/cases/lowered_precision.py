@@ -53,10 +53,10 @@ def is_rounded() -> bool:
 def state() -> list[str]:
     """All settings as they are held, not as they are inherited."""
     try:
-        found = [torch.get_float32_matmul_precision()]
+        results = [torch.get_float32_matmul_precision()]
     except RuntimeError:
-        found = ["the old name and the newer settings differ"]
-    return found if _get is None else found + [_held(*kind) for kind in _KINDS]
+        results = ["the old name and the newer settings differ"]
+    return results if _get is None else results + [_held(*kind) for kind in _KINDS]
 
 
 def _held(backend: str, kind: str) -> str:

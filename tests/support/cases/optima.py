@@ -26,8 +26,8 @@ def enclose(truth: Reference) -> Bounds:
     sizes = [len(losses) for losses in truth.losses]
     matrix = np.concatenate(truth.changes) / truth.n
     sums = scipy.sparse.block_diag([np.ones((1, size)) for size in sizes], format="csc")
-    found = solve_dual(matrix, np.concatenate(truth.losses) / truth.n, truth.lam, A=sums, b=np.ones(truth.n))
-    alphas = [np.clip(a, 0.0, None) for a in np.split(found, np.cumsum(sizes)[:-1])]
+    result = solve_dual(matrix, np.concatenate(truth.losses) / truth.n, truth.lam, A=sums, b=np.ones(truth.n))
+    alphas = [np.clip(a, 0.0, None) for a in np.split(result, np.cumsum(sizes)[:-1])]
     alphas = [a / a.sum() for a in alphas]
     return checked(Bounds(truth.dual(alphas), truth.primal(truth.weights(alphas))))
 
@@ -39,13 +39,12 @@ def solve_dual(matrix: np.ndarray, losses: np.ndarray, lam: float, **constraints
         near = {name: tolerance for name in ("tol_gap_abs", "tol_gap_rel", "tol_feas")}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Clarabel.rs terminated with status AlmostSolved")
-            found = qpsolvers.solve_qp(P=gram, q=-losses, lb=low, solver="clarabel", **near, **constraints)
-        if found is not None:
-            return found
+            result = qpsolvers.solve_qp(P=gram, q=-losses, lb=low, solver="clarabel", **near, **constraints)
+        if result is not None:
+            return result
     raise AssertionError("the solver found nothing")
 
 
 def checked(bounds: Bounds) -> Bounds:
-    """The same, if they are close."""
     assert -1e-9 <= bounds.high - bounds.low <= 1e-7 * (1.0 + bounds.high), "the reference itself is not solved"
     return bounds

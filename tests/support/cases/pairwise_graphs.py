@@ -27,7 +27,7 @@ def random_potentials(random, batch, *, states=3, most=4, integers=False, length
 
 def best_scores(potentials):
     """For each example the maximum over all labelings, from the definition."""
-    found = []
+    results = []
     for row in range(potentials.batch_size):
         size = potentials["node"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
         node = potentials["node"][row, :size].double().numpy()
@@ -35,8 +35,8 @@ def best_scores(potentials):
         ends, edge = potentials.edges[row][real].numpy(), potentials["edge"][row][real].double().numpy()
         y = np.array(list(itertools.product(range(node.shape[1]), repeat=size)))
         scores = node[np.arange(size), y].sum(1)
-        found.append((scores + edge[np.arange(len(ends)), y[:, ends[:, 0]], y[:, ends[:, 1]]].sum(1)).max())
-    return torch.tensor(found, dtype=torch.float64)
+        results.append((scores + edge[np.arange(len(ends)), y[:, ends[:, 0]], y[:, ends[:, 1]]].sum(1)).max())
+    return torch.tensor(results, dtype=torch.float64)
 
 
 class PairwiseProblem(GraphProblem):

@@ -56,7 +56,6 @@ def definition(structure, unary, types, deformation, labeling):
 
 
 def truncated_distance(structure, labeling, target):
-    """The loss, by its definition."""
     a, b = labeling.tolist(), target.tolist()
     scale = structure.size
     if isinstance(scale, tuple):

@@ -182,9 +182,9 @@ def _map(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _leaves(*values: Any) -> list[Any]:
-    found: list[Any] = []
-    _map(found.append, values)
-    return found
+    results: list[Any] = []
+    _map(results.append, values)
+    return results
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -226,7 +226,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         inner[1]["device"] = torch.device("cpu")
     inner[1].pop("pin_memory", None)
     with _own_generator if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
-        found = func(*inner[0], **inner[1])
+        result = func(*inner[0], **inner[1])
     if torch.Tag.inplace_view in func.tags:  # the shape that C++ sees changes too
         with no_dispatch():
             func(*args, **kwargs)
@@ -239,7 +239,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
             return same
         return DeviceTensor(value) if arriving else value
 
-    return _map(outside, found)
+    return _map(outside, result)
 
 
 def _check_operands(func: Any, name: str, args: Any, there: list[DeviceTensor], here: list[torch.Tensor]) -> None:

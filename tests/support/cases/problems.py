@@ -62,15 +62,13 @@ class WithoutAdjoint(nn.Module):
         self.structure = head.structure
 
     def forward(self, *args: Tensor) -> Potentials:
-        found = self.head(*args)
-        float(next(iter(found.tensors.values())).detach().sum())
-        return Potentials(found.tensors, found.lengths, ragged=found.ragged)
+        result = self.head(*args)
+        float(next(iter(result.tensors.values())).detach().sum())
+        return Potentials(result.tensors, result.lengths, ragged=result.ragged)
 
 
 @dataclass
 class Problem:
-    """A training set and its head."""
-
     head: nn.Module
     x: Tensor
     y: Tensor
@@ -103,9 +101,9 @@ class Problem:
 
     def copy(self) -> Problem:
         """The same problem, with a head of its own (taken before a dual is made for the head)."""
-        found = copy.copy(self)
-        found.head = copy.deepcopy(self.head)
-        return found
+        result = copy.copy(self)
+        result.head = copy.deepcopy(self.head)
+        return result
 
     def train(self, **options: Any) -> Training:
         return Training(self, **options)
@@ -117,8 +115,6 @@ def steps_of(sweeps: int) -> BlockSteps:
 
 
 class Training:
-    """The plain torch loop around a problem."""
-
     def __init__(
         self,
         problem: Problem,
@@ -160,10 +156,10 @@ class Training:
         random = rng(1)
         for _ in range(passes):
             self.run(torch.randperm(self.problem.n, generator=random).split(2))
-            found = certify(self.head, self.dual, self.problem.everything())
-            if found.gap <= tolerance:
+            certificate = certify(self.head, self.dual, self.problem.everything())
+            if certificate.gap <= tolerance:
                 break
-        return found
+        return certificate
 
     def weights(self) -> Tensor:
         return flat(self.dual.parameters)
@@ -271,7 +267,6 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {"multiclass": multiclass, "chain"
 
 
 def with_weights(kind: str, seed: int, **options: Any) -> Problem:
-    """A problem whose weights are random."""
     problem, random = PROBLEMS[kind](seed, **options), rng(seed)
     with torch.no_grad():
         for p in problem.head.parameters():
@@ -331,7 +326,7 @@ class Reference:
         equal = np.zeros((self.n, sum(sizes)))
         for row, (start, size) in enumerate(zip(itertools.accumulate([0, *sizes]), sizes, strict=False)):
             equal[row, start : start + size] = 1.0
-        found = qpsolvers.solve_qp(
+        result = qpsolvers.solve_qp(
             P=matrix @ matrix.T / self.lam + 1e-8 * np.eye(sum(sizes)),
             q=-np.concatenate(self.losses) / self.n,
             A=equal,
@@ -339,8 +334,8 @@ class Reference:
             lb=np.zeros(sum(sizes)),
             solver="quadprog",
         )
-        assert found is not None
-        alphas = [np.clip(a, 0.0, None) / np.clip(a, 0.0, None).sum() for a in np.split(found, np.cumsum(sizes)[:-1])]
+        assert result is not None
+        alphas = [np.clip(a, 0.0, None) / np.clip(a, 0.0, None).sum() for a in np.split(result, np.cumsum(sizes)[:-1])]
         value = self.dual(alphas)
         assert self.primal(self.weights(alphas)) - value < 2e-7, "the reference itself is not solved"
         return value
@@ -405,16 +400,3 @@ def listed_parts(output: tuple[int, ...], shapes: list[tuple[int, ...]]) -> np.n
             place = (state, output[t + 1])
             pairs[place if pairs.ndim == 2 else (t, *place)] += 1.0
     return np.concatenate([first.ravel(), pairs.ravel()])
-
-
-def unpadded(potentials_like: dict[str, Tensor], row: int, length: int | None, shared: bool) -> np.ndarray:
-    """Row ``row`` of parts or potentials without its padding, flattened as ``listed_parts`` does."""
-    pieces = []
-    for name, tensor in potentials_like.items():
-        own = tensor[row]
-        if length is not None and name == "emission":
-            own = own[:length]
-        if length is not None and name == "transition" and not shared:
-            own = own[: length - 1]
-        pieces.append(own.detach().double().flatten().numpy())
-    return np.concatenate(pieces)

@@ -45,18 +45,18 @@ def in_processes(size: int, job: Callable[[int], Any], *, timeout: float = 20.0,
             there.close()
             running.append(child)
             pipes.append(here)
-        found: dict[int, Any] = {}
-        while len(found) < size and (ready := wait([p for r, p in enumerate(pipes) if r not in found], seconds)):
+        results: dict[int, Any] = {}
+        while len(results) < size and (ready := wait([p for r, p in enumerate(pipes) if r not in results], seconds)):
             for pipe in ready:
-                found[pipes.index(pipe)] = _read(pipe)  # type: ignore[arg-type]
+                results[pipes.index(pipe)] = _read(pipe)  # type: ignore[arg-type]
         for child in running:
-            if len(found) < size:
+            if len(results) < size:
                 child.kill()
             child.join()
-    assert len(found) == size, f"processes {sorted(set(range(size)) - set(found))} did not end in {seconds} s"
-    wrong = [text for answer in found.values() if answer != ENDED and (text := answer[1])]
+    assert len(results) == size, f"processes {sorted(set(range(size)) - set(results))} did not end in {seconds} s"
+    wrong = [text for answer in results.values() if answer != ENDED and (text := answer[1])]
     assert not wrong, "\n".join(wrong)
-    return [found[rank] if found[rank] == ENDED else found[rank][0] for rank in range(size)]
+    return [results[rank] if results[rank] == ENDED else results[rank][0] for rank in range(size)]
 
 
 def _read(pipe: Connection) -> Any:

@@ -48,11 +48,11 @@ class _Watch:
         stored = [where for where, _, _, values in since if values is not None]
         if not stored:
             return
-        found: dict[int, list[_Access]] = {int(address): [] for where in stored for address in where}
+        results: dict[int, list[_Access]] = {int(address): [] for where in stored for address in where}
         for where, entries, size, values in since:
             for at in np.flatnonzero(np.isin(where, np.concatenate(stored))):
-                found[int(where[at])].append(_Access(int(entries[at]), size, None if values is None else values[at]))
-        for accesses in found.values():
+                results[int(where[at])].append(_Access(int(entries[at]), size, None if values is None else values[at]))
+        for accesses in results.values():
             for place, one in enumerate(accesses):
                 for later in accesses[place + 1 :]:
                     assert self._safe(one, later), f"{self.name} has a race between barriers: {one}, {later}"

@@ -65,9 +65,9 @@ def numbers(rng: np.random.Generator, count: int, mean: float = 0.0) -> np.ndarr
 
 
 def touch(entries: SortedEntries, a: int, b: int, value: float) -> SortedEntries:
-    held = find(entries, a, b)
-    if held >= 0:
-        change(entries, held, value)
+    stored = find(entries, a, b)
+    if stored >= 0:
+        change(entries, stored, value)
         return entries
     if not room(entries):
         entries = grown(entries, 2 * int(entries.counters[COUNT]) + 1)
@@ -158,9 +158,9 @@ random_entries = given(
 def touch_all(entries, row, col, value, at):
     """Touch or change one after the other from ``at`` on, as long as there is room; returns where it stopped."""
     while at < len(row):
-        held = find(entries, row[at], col[at])
-        if held >= 0:
-            change(entries, held, value[at])
+        stored = find(entries, row[at], col[at])
+        if stored >= 0:
+            change(entries, stored, value[at])
         elif room(entries) > 0:
             add(entries, row[at], col[at], value[at])
         else:

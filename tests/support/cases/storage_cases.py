@@ -13,19 +13,7 @@ from hypothesis import strategies as st
 
 from cases.any_order import on_a_device
 from cases.explicit_duals import ExplicitDuals
-from cases.problems import (
-    PROBLEMS,
-    Problem,
-    Training,
-    assert_same,
-    chain,
-    examples,
-    flat,
-    multiclass,
-    reference,
-    rng,
-    unpadded,
-)
+from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
 from torchssvm import Pairwise, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.potentials import inner
@@ -128,7 +116,7 @@ class StorageTestCase(ABC):
             parts = structure.difference(labeling, target, potentials)
             corner = [explicit.output(i, labeling[b]) for b, i in enumerate(rows)]
             decoded = torch.ones(len(rows), dtype=torch.bool)
-            found = OracleResult(
+            result = OracleResult(
                 labeling,
                 inner(parts, potentials.detach().tensors),
                 structure.loss(labeling, target).double(),
@@ -136,8 +124,8 @@ class StorageTestCase(ABC):
                 decoded=decoded,
                 column=stored.lookup(labeling),
             )
-            held = torch.tensor(explicit.losses(), dtype=torch.float64)[batch.index]
-            mass, scores, losses, valid = stored.atoms(potentials.detach(), held)
+            kept = torch.tensor(explicit.losses(), dtype=torch.float64)[batch.index]
+            mass, scores, losses, valid = stored.atoms(potentials.detach(), kept)
             change = torch.zeros(len(rows), mass.shape[1] + 1, dtype=torch.float64)
             expected = []
             for b, i in enumerate(rows):
@@ -148,7 +136,7 @@ class StorageTestCase(ABC):
                 assert scores[b, there].tolist() == pytest.approx((columns @ truth.changes[i] @ w)[there], abs=1e-8)
                 assert losses[b, there].tolist() == pytest.approx((columns @ truth.losses[i])[there], abs=1e-8)
                 known = explicit.outputs[i].index(corner[b]) + 1 if corner[b] in explicit.outputs[i] else 0
-                assert int(found.column[b]) == known
+                assert int(result.column[b]) == known
                 atoms = [*there, mass.shape[1]] if not known else there
                 wanted = torch.rand(len(atoms), generator=random, dtype=torch.float64)
                 wanted *= torch.rand(len(atoms), generator=random) < 0.7
@@ -158,7 +146,7 @@ class StorageTestCase(ABC):
                 own = change[b].numpy()
                 delta = own[: len(columns)] @ columns + own[-1] * np.eye(len(truth.losses[i]))[corner[b]]
                 expected.append(delta @ truth.changes[i] / n)
-            combined, direct = stored.combine(change, found)
+            combined, direct = stored.combine(change, result)
             gradients = [g.detach() for g in potentials.adjoint(combined)]
             if direct is not None:
                 gradients = [g + d for g, d in zip(gradients, direct, strict=True)]
@@ -196,8 +184,8 @@ class StorageTestCase(ABC):
         with torch.no_grad():
             for p, q in zip(other.dual.parameters, training.dual.parameters, strict=True):
                 p.copy_(q)
-        found = other.dual.storage.gather(batch.index, apply_head(other.head, batch), batch.y).inner(potentials)
-        assert torch.equal(found, expected)
+        result = other.dual.storage.gather(batch.index, apply_head(other.head, batch), batch.y).inner(potentials)
+        assert torch.equal(result, expected)
 
     def test_a_state_dict_is_a_copy(self):
         before = self.train(multiclass(2)).dual.storage
@@ -208,13 +196,6 @@ class StorageTestCase(ABC):
         training.run([[0], [3], [1, 2]])
         assert_same(before.state_dict(), frozen)
         assert_same(state, frozen)
-
-    def test_an_empty_storage_has_a_state_too(self):
-        training = self.train(multiclass(2))
-        state = training.dual.storage.state_dict()
-        other = self.train(multiclass(2)).run([[0], [1]])
-        other.dual.storage.load_state_dict(state)
-        assert other.dual.storage.nbytes() == training.dual.storage.nbytes() == 0
 
     def test_too_little_memory_names_the_other_storage_and_changes_nothing(self):
         problem = chain(4, n=4, ragged=False)
@@ -302,11 +283,3 @@ class StorageTestCase(ABC):
             there.step(type(batch)(*(t.to(device) for t in batch)))
         torch.testing.assert_close(there.weights().cpu(), here.weights())
         torch.testing.assert_close(there.dual.loss.cpu(), here.dual.loss)
-
-
-def block(training: Training, i: int) -> object:
-    """psi_i as MeanParts keeps it, without padding."""
-    problem = training.problem
-    batch = problem.batch([i])
-    stored = training.dual.storage.gather(batch.index, apply_head(training.head, batch), batch.y)
-    return unpadded(stored.psi, 0, None if batch.lengths is None else int(batch.lengths[0]), shared=True)

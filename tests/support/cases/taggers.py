@@ -37,7 +37,6 @@ def make_tokenizer():
 
 
 def make_classifier():
-    """A token classifier with random weights."""
     torch.manual_seed(0)
     names = dict(enumerate(LABELS))
     config = encoder_config(id2label=names, label2id={name: state for state, name in names.items()})

@@ -111,55 +111,24 @@ class Case:
         return self.embed(self.outputs(int(potentials.lengths[row])), potentials.single)
 
 
+SEMI_MARKOV = TorchStruct(torch_struct.SemiMarkovCRF)
+TREES, ONE_ROOT = TorchStruct(torch_struct.DependencyCRF), TorchStruct(torch_struct.DependencyCRF, multiroot=False)
+
+
+def semi_markov(name: str, durations: int, longest: int) -> Case:
+    def outputs(n: int) -> Tensor:
+        return segmentations(n, durations, 2)
+
+    return Case(name, SEMI_MARKOV, lambda n: (n - 1, durations, 2, 2), outputs, 2, longest)
+
+
 CASES = [
     Case("chain", TorchStruct(torch_struct.LinearChainCRF), lambda n: (n - 1, 3, 3), lambda n: chains(n, 3), 2, 5),
-    Case(
-        "semi-markov",
-        TorchStruct(torch_struct.SemiMarkovCRF),
-        lambda n: (n - 1, 4, 2, 2),
-        lambda n: segmentations(n, 4, 2),
-        2,
-        7,
-    ),
-    Case(
-        "semi-markov-short",
-        TorchStruct(torch_struct.SemiMarkovCRF),
-        lambda n: (n - 1, 2, 2, 2),
-        lambda n: segmentations(n, 2, 2),
-        2,
-        4,
-    ),
-    Case(
-        "semi-markov-long",
-        TorchStruct(torch_struct.SemiMarkovCRF),
-        lambda n: (n - 1, 7, 2, 2),
-        lambda n: segmentations(n, 7, 2),
-        2,
-        4,
-    ),
-    Case(
-        "dependency",
-        TorchStruct(torch_struct.DependencyCRF),
-        lambda n: (n, n),
-        lambda n: projective_trees(n, True),
-        1,
-        4,
-    ),
-    Case(
-        "dependency-single-root",
-        TorchStruct(torch_struct.DependencyCRF, multiroot=False),
-        lambda n: (n, n),
-        lambda n: projective_trees(n, False),
-        1,
-        4,
-    ),
-    Case(
-        "dependency-labeled",
-        TorchStruct(torch_struct.DependencyCRF, multiroot=False),
-        lambda n: (n, n, 2),
-        lambda n: projective_trees(n, False, 2),
-        1,
-        3,
-    ),
+    semi_markov("semi-markov", 4, 7),
+    semi_markov("semi-markov-short", 2, 4),
+    semi_markov("semi-markov-long", 7, 4),
+    Case("dependency", TREES, lambda n: (n, n), lambda n: projective_trees(n, True), 1, 4),
+    Case("dependency-single-root", ONE_ROOT, lambda n: (n, n), lambda n: projective_trees(n, False), 1, 4),
+    Case("dependency-labeled", ONE_ROOT, lambda n: (n, n, 2), lambda n: projective_trees(n, False, 2), 1, 3),
     Case("tree", TorchStruct(torch_struct.TreeCRF), lambda n: (n, n, 2), lambda n: bracketings(n, 2), 1, 4),
 ]

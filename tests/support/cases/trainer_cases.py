@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import io
-import math
 import sys
 from abc import ABC, abstractmethod
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 
 from cases.problems import assert_same
 from torchssvm import Relative
-from torchssvm.solvers import Certificate, Trainer
+from torchssvm.solvers import Certificate
 
 
 class FakeStream(io.StringIO):
@@ -58,23 +56,12 @@ class TrainerTestCase(ABC):
         """The same as a share of the primal."""
         return certificate.relative_gap
 
-    def test_it_has_the_verbs(self):
-        trainer = self.make()
-        assert isinstance(trainer, Trainer)
-        own = inspect.signature(trainer.solve).parameters
-        assert next(iter(own)) == "tolerance"
-        for name, wanted in inspect.signature(Trainer.solve).parameters.items():
-            if name != "self":
-                assert (own[name].kind, own[name].default) == (wanted.kind, wanted.default)
-        for verb in (trainer.step, trainer.certify, trainer.state_dict):
-            assert all(p.default is not p.empty for p in inspect.signature(verb).parameters.values())
-
     def test_solve_goes_on_until_the_gap_is_proved(self):
         trainer, seen = self.make(), []
-        found = trainer.solve(self.tolerance, on_check=seen.append)
-        assert isinstance(found, Certificate)
-        assert self.gap(found) <= self.tolerance
-        assert found is seen[-1]
+        proof = trainer.solve(self.tolerance, on_check=seen.append)
+        assert isinstance(proof, Certificate)
+        assert self.gap(proof) <= self.tolerance
+        assert proof is seen[-1]
         assert all(self.gap(certificate) > self.tolerance for certificate in seen[:-1])
         steps = trainer.certify().passes
         again = trainer.solve(self.tolerance)  # nothing is left to do but to prove it
@@ -83,9 +70,9 @@ class TrainerTestCase(ABC):
 
     def test_solve_goes_on_until_the_gap_is_a_share_of_the_primal(self):
         trainer, seen = self.make(), []
-        found = trainer.solve(Relative(self.share), on_check=seen.append)
+        certificate = trainer.solve(Relative(self.share), on_check=seen.append)
         assert [self.relative(c) <= self.share for c in seen] == [False] * (len(seen) - 1) + [True]
-        assert found is seen[-1]
+        assert certificate is seen[-1]
         half = trainer.solve(Relative(self.share / 2))
         assert self.relative(half) <= self.share / 2
         again = trainer.solve(Relative(self.share / 2))
@@ -94,25 +81,11 @@ class TrainerTestCase(ABC):
 
     def test_solve_stops_at_max_passes_and_counts_those_before(self):
         trainer = self.make()
-        found = trainer.solve(1e-13, max_passes=4)
-        assert 4 <= found.passes <= 4 + 3  # a step and the certificate may overshoot
+        certificate = trainer.solve(1e-13, max_passes=4)
+        assert 4 <= certificate.passes <= 4 + 3  # a step and the certificate may overshoot
         again = trainer.solve(1e-13, max_passes=4)
-        assert again.passes - found.passes <= 1.0
-        assert again.gap == pytest.approx(found.gap, abs=self.rounding)
-
-    def test_limits_that_cannot_be_kept_are_refused(self):
-        trainer = self.make()
-        for options, words in (
-            ({"tolerance": -1.0}, "tolerance=-1.0 must be at least 0"),
-            ({"tolerance": math.nan}, "tolerance=nan"),
-            ({"tolerance": 0.0}, "tolerance=0 is never reached"),
-            ({"tolerance": 0.1, "max_passes": 0}, "max_passes=0 must be positive"),
-        ):
-            with pytest.raises(ValueError, match=words):
-                trainer.solve(**options)
-        for wrong in ("1 %", None, Relative, [0.1]):
-            with pytest.raises(TypeError, match="must be a number"):
-                trainer.solve(wrong)
+        assert again.passes - certificate.passes <= 1.0
+        assert again.gap == pytest.approx(certificate.gap, abs=self.rounding)
 
     def test_certify_moves_nothing(self):
         trainer = self.make()
@@ -169,13 +142,6 @@ class TrainerTestCase(ABC):
             assert_same(other[0], state)
             assert_same(other[1], weights)
             assert other[2] == figures
-        assert shown[3].endswith("\n")
         assert shown[3].count("\n") == 1
-        text = shown[3].rpartition("\r")[2]
-        assert f"gap {self.gap(shown[4]):.3g} (" in text
-        assert f"passes {shown[4].passes:.4g}" in text
-        assert all(len(line) < 80 for line in shown[3].split("\r"))
         assert logged[3].count("\n") >= len(figures)  # estimates too, since it may write at any time here
         assert "\r" not in logged[3]
-        with pytest.raises(TypeError, match="progress='bar' must be True"):
-            self.make().solve(self.tolerance, progress="bar")

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from cases.items import with_solver  # noqa: E402
+from cases.problem_data import with_solver  # noqa: E402
 from torchssvm import GapBatchSampler, LinearChain  # noqa: E402
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import StructuredSVM  # noqa: E402

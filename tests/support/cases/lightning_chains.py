@@ -11,7 +11,7 @@ L = pytest.importorskip("lightning")
 
 from lightning.pytorch.callbacks import Callback  # noqa: E402
 
-from cases.items import with_solver  # noqa: E402
+from cases.problem_data import with_solver  # noqa: E402
 from torchssvm import Batch, GapBatchSampler, LinearChain  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
 
