@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from cases.problems import examples
-from cases.python_process import fresh_python
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn

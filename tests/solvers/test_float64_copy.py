@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
-from cases.problems import PROBLEMS, flat, reference
+from cases.problems import PROBLEMS, flat, reference, rng
 from torch import nn
 
 from torchssvm import Labelings, MeanParts, Weights, certify
@@ -50,3 +51,15 @@ def test_it_is_the_certificate_of_a_float64_run_and_of_the_enumeration(kind, sto
     as_function = certify(lambda *args: training.head(*args), training.dual, everything, refresh=False)
     assert as_function.primal == pytest.approx(certificate.primal, rel=1e-5)
     assert flat(training.head.parameters()).dtype is torch.float32
+
+
+def test_the_dual_never_decreases_and_the_gap_is_never_negative():
+    problem = PROBLEMS["chain"](5, dtype=torch.float32, lam=1e-4)
+    training = problem.train()
+    duals = []
+    for _ in range(30):
+        training.step([int(torch.randint(problem.n, (), generator=rng(len(duals))))])
+        certificate = certify(training.head, training.dual, problem.everything())
+        assert certificate.gap >= 0.0
+        duals.append(certificate.dual)
+    assert all(b >= a - 1e-7 * abs(a) for a, b in pairwise(duals))

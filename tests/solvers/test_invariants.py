@@ -6,16 +6,19 @@ import copy
 
 import pytest
 import torch
-from cases.problems import PROBLEMS, assert_same, chain, examples, reference
+from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import MeanParts, StructuredHinge, Weights
+from torchssvm import MeanParts, StructuredHinge, Weights, certify
 from torchssvm.core.batch import apply_head
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
 STORAGES = st.sampled_from([MeanParts, Weights])
+
+
+STEPS = 50  # times 40 examples: 2000 random steps
 
 
 @examples(30)
@@ -121,3 +124,93 @@ def test_a_validation_call_between_backward_and_step_changes_nothing():
             b.forward(problem.batch([0, 1, 2, 3, 4]))
         b.optim.step()
     assert_same(a.snapshot(), b.snapshot())
+
+
+def make(kind: str, seed: int, **options) -> Problem:
+    random = rng(seed)
+    lam = float(10.0 ** (4 * torch.rand((), generator=random) - 3))  # 0.001 to 10
+    return PROBLEMS[kind](seed, lam=lam, n=int(torch.randint(1, 7, (), generator=random)), **options)
+
+
+def draw(problem: Problem, random: torch.Generator, most: int = 4) -> list[int]:
+    """A batch with duplicates."""
+    size = int(torch.randint(1, most + 1, (), generator=random))
+    return torch.randint(0, problem.n, (size,), generator=random).tolist()
+
+
+def recomputed(training: Training) -> tuple[torch.Tensor, float]:
+    """w(alpha) and D(alpha), from the blocks alone."""
+    batch = training.problem.batch(range(training.problem.n))
+    potentials = apply_head(training.head, batch)
+    storage = training.dual.storage
+    w = flat(storage.contribution(storage.gather(batch.index, potentials, batch.y), potentials))
+    return w, float(training.dual.loss.sum()) - training.dual.lam / 2 * float(w @ w)
+
+
+@pytest.mark.slow
+@examples(40)
+@given(
+    seed=SEEDS,
+    kind=KINDS,
+    storage=STORAGES,
+    sweeps=st.sampled_from([0, 1, 10]),
+    adjoint=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.float64, torch.float32]),
+)
+def test_thousands_of_steps(seed, kind, storage, sweeps, adjoint, dtype):
+    problem = make(kind, seed, adjoint=adjoint, dtype=dtype)
+    training = problem.train(storage=storage(), sweeps=sweeps)
+    dual, random = training.dual, rng(seed + 1)
+    rounding = 1e-10 if dtype == torch.float64 else 1e-4
+    worst = reference(problem).losses
+    held = dual.value()
+    assert held == 0.0
+    steps = 0
+    while steps < STEPS:
+        action = int(torch.randint(0, 12, (), generator=random))
+        rows = draw(problem, random)
+        if action in (0, 4, 5):  # two batches accumulated
+            training.optim.zero_grad()
+            training.backward(rows, 0.5)
+            training.backward(draw(problem, random), 0.5)
+            training.optim.step()
+        elif action == 1:  # a batch that is given up
+            training.optim.zero_grad()
+            training.backward(rows)
+            training.optim.zero_grad()
+            assert not dual.mailbox.waiting
+        elif action == 2:  # validation
+            with torch.no_grad():
+                assert float(training.forward(problem.batch(rows))) >= -rounding
+        elif action == 3:
+            refresh = bool(torch.rand((), generator=random) < 0.5)
+            w, value = recomputed(training)
+            found = certify(training.head, dual, problem.everything(2), refresh=refresh)
+            assert found.primal - found.dual == found.gap
+            assert found.gap >= -rounding
+            assert found.gap == pytest.approx(float(dual.gap_estimates.sum()), abs=10 * rounding, rel=10 * rounding)
+            assert found.dual == pytest.approx(value, abs=rounding)
+            assert found.drift <= 100 * rounding
+        else:
+            value = training.step(rows)
+            assert value >= -rounding
+        steps += dual.steps > 0
+        now = dual.value()
+        assert now >= held - rounding * (1 + abs(held)), f"step {steps}: the dual fell from {held} to {now}"
+        held = now
+        assert bool((dual.gap_estimates >= 0).all())
+        for i, losses in enumerate(worst):
+            assert -rounding <= float(dual.loss[i]) * problem.n <= losses.max() + rounding
+        for group in training.optim.param_groups:
+            assert group["lr"] >= 0.0
+    w, _ = recomputed(training)
+    torch.testing.assert_close(training.weights(), w.to(dtype), rtol=100 * rounding, atol=100 * rounding)
+
+
+def test_training_does_not_touch_the_global_random_state():
+    problem = multiclass(2)
+    training = problem.train()
+    state = torch.get_rng_state()
+    training.run([[0, 1], [2]])
+    certify(training.head, training.dual, problem.everything())
+    assert torch.equal(torch.get_rng_state(), state)

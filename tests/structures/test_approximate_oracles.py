@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cases.approximate_oracles import Adversary
-from cases.problems import PROBLEMS, examples, multiclass, reference, rng
+from cases.problems import PROBLEMS, examples, multiclass, reference
 from cases.top_label_sets import LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st

@@ -282,3 +282,30 @@ def test_rows_made_for_shorter_sentences_grow(capacity):
     training.run([[i] for i in order.tolist()])
     loop.visit(order)
     same_dual(training, loop)
+
+
+@oracles
+@directions
+def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
+    def torch_loop() -> Training:
+        return Training(problem(), storage=Labelings(3), direction=direction, oracle=oracle)
+
+    loop, training = compiled(direction, oracle, capacity=3), torch_loop()
+    loop.step(40)
+    training.run([[k % 8] for k in range(40)])
+    there, back = torch_loop(), compiled(direction, oracle, capacity=3)
+    there.dual.load_state_dict(state(loop)["dual"])
+    back.dual.load_state_dict(training.optim.state_dict()["dual"])
+    for source, target, go in (
+        (loop.dual, there.dual, lambda: there.run([[k % 8, (k + 3) % 8] for k in range(20)])),
+        (training.dual, back.dual, lambda: back.step(40)),
+    ):
+        assert_same(target.state_dict(), source.state_dict())
+        before, seen = target.value(), target.oracle_calls + target.cache_hits
+        go()
+        assert target.value() > before
+        assert target.oracle_calls + target.cache_hits == seen + 40
+    for head, dual in ((there.head, there.dual), (back.head, back.dual)):
+        found = certify(head, dual, problem().everything(4))
+        assert found.drift < 1e-10
+        assert found.gap >= 0.0

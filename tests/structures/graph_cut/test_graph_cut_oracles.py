@@ -3,7 +3,6 @@ import pytest
 import torch
 from cases.graphs import best_scores, random_potentials
 from cases.problems import examples, rng
-from cases.python_process import fresh_python
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog

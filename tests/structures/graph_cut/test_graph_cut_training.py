@@ -7,11 +7,9 @@ from cases.bounded import Bounded, optimum_within
 from cases.graph_cases import GraphHeadCase
 from cases.graphs import GraphProblem
 from cases.problems import flat
-
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    Solver,
     CacheOracle,
     Corrective,
     FrankWolfe,
@@ -20,11 +18,12 @@ from torchssvm import (
     LinearGraph,
     MeanParts,
     Pairwise,
+    Solver,
     Weights,
     check,
 )
-from torchssvm.steps import Away, ExactSearch, ShortStep
 from torchssvm.core.batch import apply_head
+from torchssvm.steps import Away, ExactSearch, ShortStep
 from torchssvm.structures.graph_cut import MinCut, RoofDual, Segmentation
 
 pytest.importorskip("maxflow")
