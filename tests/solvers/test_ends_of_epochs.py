@@ -116,3 +116,26 @@ def test_a_batch_whose_step_is_not_taken_is_visited_again(place, tmp_path):
     here, there = training.optim.state_dict(), left_alone(2)["optim"]
     for name in ("weights", "loss", "gap_estimates", "steps", "oracle_calls", "moved", "storage"):
         assert_same(here["dual"][name], there["dual"][name], name)
+
+
+def test_the_end_of_an_epoch_is_a_state_of_its_own():
+    training = chain(3, n=8).train()
+    sampler = GapBatchSampler(training.dual, batch_size=2)
+    for rows in sampler:
+        training.step(rows)
+        last = sampler.state_dict()
+        assert sampler.in_epoch
+    assert not sampler.in_epoch
+    after = sampler.state_dict()
+    assert (last["epoch"], last["used"], last["under_way"], last["drawn"]) == (0, STEPS, True, [])
+    assert (after["epoch"], after["used"], after["under_way"]) == (1, 0, False)
+    assert sampler.state_dict(used=STEPS)["epoch"] == 1
+    other = GapBatchSampler(training.dual, batch_size=2)
+    other.load_state_dict(last)
+    assert_same(other.state_dict(), last)
+    assert list(other) == []
+    assert other.epoch == 0
+    assert len(list(other)) == STEPS
+    assert other.epoch == 1
+    with pytest.raises(ValueError, match="used"):
+        other.load_state_dict({**last, "used": STEPS + 1})

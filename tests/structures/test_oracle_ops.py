@@ -253,3 +253,17 @@ def test_gradients_flow_around_the_labels():
         results.append((value.detach(), leaf.grad))
     assert float(results[0][1].sum()) == len(emission) * emission.shape[1]
     assert_same(*results)
+
+
+@pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
+def test_results_are_cut_from_the_graph(decode):
+    emission, transition, lengths = chains(1)
+    expected = decode(emission, transition, lengths)
+    assert_same(decode(emission.requires_grad_(), transition.requires_grad_(), lengths), expected)
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+@pytest.mark.parametrize("axes", ["shared", "chain", "position", "expanded"])
+def test_viterbi_passes_the_checks_of_torch(axes, ragged):
+    arguments = chains(2, axes=axes, ragged=ragged)
+    torch.library.opcheck(torch.ops.torchssvm.viterbi.default, arguments)

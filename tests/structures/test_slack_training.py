@@ -1,5 +1,7 @@
 """Training with slack rescaling: the optimum of a QP, exact gaps, every storage, `check`, reports and Lightning."""
 
+from __future__ import annotations
+
 import copy
 
 import numpy as np
@@ -201,3 +203,18 @@ def test_a_checkpoint_goes_on_to_the_same_bits_and_not_without_rescaling():
     assert_same(first.run(ROWS[3:]).snapshot(), second.run(ROWS[3:]).snapshot())
     with pytest.raises(ValueError, match=r"structure.*SlackRescaling"):
         margin.optim.load_state_dict(state)
+
+
+@examples(10)
+@given(seed=SEEDS)
+def test_the_gradient_of_the_hinge(seed):
+    problem, truth = rescaled(chain(seed))
+    with torch.no_grad():
+        for p in problem.head.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng(seed), dtype=p.dtype))
+    w = flat(problem.head.parameters()).numpy()
+    batch = problem.everything()[0]
+    StructuredHinge(problem.structure)(apply_head(problem.head, batch), batch.y).backward()
+    result = torch.cat([p.grad.flatten() for p in problem.head.parameters()]).numpy()
+    best = [truth.changes[i][(truth.losses[i] + truth.changes[i] @ w).argmax()] for i in range(problem.n)]
+    assert result == pytest.approx(sum(best) / problem.n, abs=1e-10)

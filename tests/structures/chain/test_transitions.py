@@ -6,9 +6,9 @@ The oracles are compared with enumeration where the other chains are: ``ChainTra
 import pytest
 import torch
 from cases.compiled_kinds import TRANSITIONS
-from cases.problems import PROBLEMS
+from cases.problems import PROBLEMS, Training, is_allowed, reference
 
-from torchssvm import GDMM, Chain, Potentials
+from torchssvm import GDMM, CacheOracle, Chain, CompiledBCFW, Corrective, DualState, Labelings, Potentials, certify
 from torchssvm.structures.chain import Transitions
 
 EVERY = torch.ones(3, 3, dtype=torch.bool)
@@ -77,3 +77,28 @@ def test_lengths_without_a_sequence_are_refused_when_they_come():
     assert bool(structure.transitions.allows(decoding.labeling))
     with pytest.raises(ValueError, match="length 2310"):
         structure.argmax(Potentials({"emission": emission, "transition": transition}))
+
+
+@pytest.mark.slow
+def test_the_optimum_is_that_of_the_allowed_outputs():
+    """All three: plain steps in torch, compiled ones, and corrective ones with stored labelings."""
+    training, problem, other = Training(make()), make(), make()
+    for _ in range(40):
+        training.step(range(5))
+    plain = CompiledBCFW(problem.head, DualState.for_head(problem.head, problem.n, problem.lam), problem.everything())
+    dual = DualState.for_head(other.head, other.n, other.lam, storage=Labelings())
+    rules = {"direction": Corrective(), "oracle": CacheOracle()}
+    corrective = CompiledBCFW(other.head, dual, other.everything(), **rules)
+    results = [certify(training.head, training.dual, training.problem.everything())]
+    for loop in (plain, corrective):
+        results.append(loop.solve(tolerance=1e-5))
+        assert certify(loop.head, loop.dual, problem.everything()).primal == pytest.approx(results[-1].primal, abs=1e-9)
+    optimum = reference(problem).optimum()
+    for certificate in results:
+        assert certificate.dual - 1e-7 <= optimum <= certificate.primal + 1e-7
+    assert max(results[1].gap, results[2].gap) <= 1e-5
+    labelings, count = dual.storage.sets.labelings[0], dual.storage.sets.count
+    for i, length in enumerate(problem.lengths.tolist()):
+        assert all(is_allowed(TRANSITIONS, one[:length]) for one in labelings[i, : count[i]].tolist())
+    problem.structure.transitions = None
+    assert reference(problem).optimum() > optimum + 1e-3

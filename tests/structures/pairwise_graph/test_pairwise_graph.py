@@ -1,5 +1,7 @@
 """Graphs with K labels: the structure, what its oracle finds, its head, and training."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 from cases.bounded import Bounded
@@ -318,3 +320,12 @@ def test_scores_that_forbid_hide_no_others(usual, mask):
         assert float(upper - best) >= -rounding
         if decoding.exact:
             assert float(best - decoding.value) <= rounding
+
+
+def test_weights_as_small_as_areas_are_decoded_exactly():
+    for seed in range(20):
+        potentials = random_potentials(rng(seed), 4)
+        small = potentials.replace({name: 1e-9 * tensor for name, tensor in potentials.tensors.items()})
+        decoding = PairwiseGraph(3).argmax(small)
+        assert decoding.exact
+        torch.testing.assert_close(decoding.value.double(), best_scores(small), rtol=1e-6, atol=0.0)
