@@ -24,10 +24,6 @@ class OptModel(DecisionOracle):
         model: Such as ``pyepo.model.ort.shortestPathModel((5, 5))``.
         whole: Whether decisions are whole numbers; what solvers err on them is rounded away.
 
-    Raises:
-        TypeError: ``model`` has no such method, or predicts a part of its costs only.
-        ValueError: ``modelSense`` is neither 1 nor -1, or the model does the opposite: it is asked twice.
-
     Example:
         >>> import numpy as np
         >>> class Cheapest:  # as a subclass of pyepo.model.opt.optModel
@@ -64,11 +60,7 @@ class OptModel(DecisionOracle):
             raise ValueError(f"modelSense={sense} must be {-sense}: the model {does}")
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
-        """One problem after another, by the model.
-
-        Raises:
-            ValueError: Something is given for every example; a solution has another size, or is not whole.
-        """
+        """One problem after another, by the model."""
         refuse_given(self, given)
         y = np.empty(costs.shape)
         for row, cost in enumerate(costs):

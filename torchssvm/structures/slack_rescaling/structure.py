@@ -149,11 +149,7 @@ class BruteForceSearch(SlackOracle):
             raise TypeError(f"structure={structure!r} has no enumerate(): use another oracle than BruteForceSearch()")
 
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
-        """Maximise the product over all outputs.
-
-        Raises:
-            ValueError: The structure lists no outputs, or too many.
-        """
+        """Maximise the product over all outputs."""
         outputs = structure.enumerate(potentials)
         best: Labeling = None
         value: Tensor | None = None
@@ -214,10 +210,6 @@ class SlackRescaling(Around):
         oracle: How the product is maximised, by a :class:`~torchssvm.structures.slack_rescaling.SlackOracle`. None
             means the exact one for ``structure``: ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for
             ``Chain``, ``BruteForceSearch()`` for others that enumerate their outputs.
-
-    Raises:
-        TypeError: ``structure`` is not a structure, or is HiddenStates; or ``oracle`` (with None: every exact oracle)
-            does not suit it.
 
     Example:
         >>> cost = torch.tensor([[0.0, 0.1, 1.0], [0.1, 0.0, 1.0], [1.0, 1.0, 0.0]])
