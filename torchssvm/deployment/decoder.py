@@ -14,11 +14,8 @@ from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials, as_potentials, check_scores_finite
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
 from torchssvm.core.structure import Structure
-from torchssvm.structures.arborescence.head import LinearArcs
-from torchssvm.structures.chain.head import SparseLinearChain
 from torchssvm.structures.common import check_range
 from torchssvm.structures.graph_cut.structure import GraphCut
-from torchssvm.structures.multilabel.head import SparseLinearMultilabel
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 
 if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved
@@ -150,8 +147,6 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
         >>> x.columns.tolist(), lengths.tolist()
         ([[[1, 0], [2, -1]]], [2])
     """
-    if not isinstance(vocabulary, Mapping):
-        raise TypeError(f"vocabulary={vocabulary!r} must map names of features to columns, as load_model gives it")
     check_several(sentences, "sentences", "lists of tokens")
     lengths = [len(sentence) for sentence in sentences]
     if not lengths or min(lengths) < 1:
@@ -212,9 +207,7 @@ def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:
         isinstance(name, str) and type(column) is int for name, column in vocabulary.items()
     ):
         raise TypeError("vocabulary must be a mapping of names of features (strings) to columns (int)")
-    if not isinstance(head, SparseLinearChain | SparseLinearMultilabel | LinearArcs):
-        raise TypeError(f"vocabulary is for heads that take lists, and head is a {type(head).__name__}: leave it out")
-    size = len(head.weight) if isinstance(head, LinearArcs) else head.in_features
+    size: Any = head.in_features
     for name, column in vocabulary.items():
         if not 0 <= column < size:
             raise ValueError(f"vocabulary holds the column {column} for {name!r}: columns are 0 to {size - 1}")

@@ -129,7 +129,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         """
         self._check_parameters()
         check_matrix(X)
-        check_matrix(y, "y", labels=True)
+        check_matrix(y, "y")
         known = None if self._begins else self._names
         self._names: list[Any] = columns_of([y], known, "y") or []
         X, y = validate_data(self, X, y, reset=self._begins, multi_output=True, **MATRIX)
@@ -159,8 +159,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             codes = classes.searchsorted(y)
             by_class = weights_of(self.class_weight, classes, codes, times)[codes]
             times = by_class if times is None else times * by_class
-            if not times.all():
-                raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
         some = None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs  # None lists all
         structure = Multilabel(labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=some)
         head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs is not None, structure=structure)
@@ -274,7 +272,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         """
         check_is_fitted(self)
         check_matrix(X)
-        check_matrix(y, "y", labels=True)
+        check_matrix(y, "y")
         columns_of([y], self._names, "y")
         _, y = validate_data(self, X, y, reset=False, multi_output=True, **MATRIX)  # X keeps the names of its columns
         y, scores = _dense(y), self._two_or_more(X)

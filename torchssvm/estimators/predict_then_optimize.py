@@ -264,7 +264,7 @@ class PredictThenOptimize(CertifiedEstimator):
 
 
 def _as_costs(costs: Any) -> Tensor:
-    check_matrix(costs, "costs", labels=True)
+    check_matrix(costs, "costs")
     return torch.from_numpy(np.require(costs, np.float64, ["C", "W"]))
 
 

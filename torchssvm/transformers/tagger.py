@@ -152,8 +152,6 @@ class StructuredTagger(PreTrainedModel):
 
     def __init__(self, config: StructuredTaggerConfig, encoder: nn.Module | None = None) -> None:
         super().__init__(config)
-        if config.encoder is None:
-            raise ValueError("config.encoder=None: give the configuration of an encoder")
         layers = config.encoder.num_hidden_layers + 1
         if not config.layers or not all(-layers <= layer < layers for layer in config.layers):
             raise ValueError(f"layers={config.layers} must be hidden states of the encoder, 0 to {layers - 1}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_readable, check_tensor, naming
+from torchssvm.core.arguments import check_readable, check_tensor, check_type, naming
 from torchssvm.core.batch import Batch, tree_map
 from torchssvm.core.potentials import Potentials, as_parts
 from torchssvm.core.structure import reject_rows
@@ -95,8 +95,7 @@ class DecisionProblems(Dataset[int]):
     """
 
     def __init__(self, x: Tensor | Situations, costs: Tensor | Any, structure: Decisions) -> None:
-        if not isinstance(structure, Decisions):
-            raise TypeError(f"structure={structure!r} must be Decisions(oracle)")
+        check_type(structure, Decisions, "structure", "Decisions(oracle)")
         features = check_tensor(x.x if isinstance(x, Situations) else x, "x")
         check_readable(costs, "costs")
         costs = torch.as_tensor(costs)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.arguments import check_flags, check_type, check_whole
 from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, own_weights
-from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, check_structure, weight
+from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, weight
 from torchssvm.structures.decisions.data import DecisionPotentials, Situations
 from torchssvm.structures.decisions.structure import Decisions
 
@@ -41,9 +41,7 @@ class LinearDecisions(LinearHead):
         super().__init__()
         check_flags(shared=shared, bias=bias)
         self.in_features = check_whole(in_features, "in_features")
-        if check_structure(structure, "Decisions(ShortestPath.grid(5, 5))", "num_costs", "oracle") is None:
-            raise TypeError("structure=None must be one such as Decisions(ShortestPath.grid(5, 5))")
-        self.structure = structure
+        self.structure: Decisions = check_type(structure, Decisions, "structure", "Decisions(oracle)")
         self.shared = shared
         outputs = 1 if shared else structure.num_costs
         self.weight = weight(torch.zeros(outputs, self.in_features))

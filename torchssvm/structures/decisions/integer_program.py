@@ -89,8 +89,6 @@ class IntegerProgram(DecisionOracle):
         low, high, integer = (self._each(value, name) for value, name in (
             (bounds[0], "bounds[0]"), (bounds[1], "bounds[1]"), (integrality, "integrality")
         ))  # fmt: skip
-        if (low > high).any():
-            raise ValueError(f"bounds={bounds} must not have a lower bound above an upper one")
         if not np.isin(integer, (0, 1)).all():
             raise ValueError(f"integrality={integrality!r} must be 1 (integer) or 0 (continuous)")
         self.rows = vstack(rows).tocsr()  # A, [M, D]

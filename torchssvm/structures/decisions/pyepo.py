@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.core.arguments import check_choice, check_flags, check_whole, row_name
+from torchssvm.core.arguments import check_choice, check_flags, check_object, check_whole, row_name
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, refuse_given
 
 _WHOLE = 1e-4  # largest error of solvers on whole numbers
@@ -38,9 +38,7 @@ class OptModel(DecisionOracle):
 
     def __init__(self, model: Any, *, whole: bool = True) -> None:
         check_flags(whole=whole)
-        needed = "setObj", "solve", "num_cost", "modelSense"
-        if isinstance(model, type) or not all(hasattr(model, name) for name in needed):
-            raise TypeError(f"model={model!r} must have {needed}, as models of PyEPO do")
+        check_object(model, "model", "setObj", "a model of PyEPO")
         if getattr(model, "c_pred_index", None) is not None:
             raise TypeError(f"model={model!r} must predict all costs: give known ones as Situations(x, fixed=...)")
         check_choice(model.modelSense, "modelSense", 1, -1)
@@ -65,10 +63,7 @@ class OptModel(DecisionOracle):
         y = np.empty(costs.shape)
         for row, cost in enumerate(costs):
             self.model.setObj(cost)
-            decision = np.asarray(self.model.solve()[0], np.float64)
-            if decision.shape != cost.shape:
-                raise ValueError(f"model.solve() must return {len(cost)} numbers, num_cost, got {list(decision.shape)}")
-            y[row] = decision
+            y[row] = self.model.solve()[0]
         if self.whole:
             rounded = np.rint(y)
             broken = np.flatnonzero((np.abs(y - rounded) > _WHOLE).any(1))

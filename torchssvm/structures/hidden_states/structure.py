@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64, check_readable, check_tensor, naming
+from torchssvm.core.arguments import check_int64, check_readable, check_tensor, check_type, naming
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Structure, as_decoding, augmented, loss_by_name, reject_rows
@@ -64,18 +64,10 @@ class HiddenStates(Around):
     """
 
     def __init__(self, structure: Structure, shows: Any = None) -> None:
-        if not isinstance(structure, Structure) or isinstance(structure, HiddenStates):
-            raise TypeError(f"structure={structure!r} must be one such as Chain(3)")
-        self.structure = structure
-        states = getattr(structure, "num_states", None)
-        if shows is None and states is None:
-            raise TypeError(f"shows=None, and structure={structure} has no num_states: give the label of each state")
-        shows = list(range(states or 0)) if shows is None else shows
+        self.structure: Any = check_type(structure, Structure, "structure", "one such as Chain(3)")
+        shows = list(range(self.structure.num_states)) if shows is None else shows
         check_readable(shows, "shows")
-        try:
-            self.shows = torch.as_tensor(shows).cpu()
-        except (TypeError, ValueError, RuntimeError):  # strings, ragged lists
-            self.shows = torch.empty(0)
+        self.shows = torch.as_tensor(shows).cpu()
         labels = self.shows.unique()
         if (
             self.shows.dtype != torch.int64

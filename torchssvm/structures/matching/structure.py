@@ -104,8 +104,6 @@ class Matching(Structure):
         check_flags(normalize=normalize)
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
         self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
-        if self.precision_cost == self.recall_cost == 0.0:
-            raise ValueError("precision_cost and recall_cost are both 0: give one that is positive")
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
@@ -183,8 +181,8 @@ class Matching(Structure):
         """
         num_right = check_whole(num_right, "num_right", 0)
         check_int64(partners, "partners", getattr(partners, "shape", None))
-        if bool(((partners < -1) | (partners >= num_right)).any()):
-            raise ValueError(f"partners={partners.tolist()} must lie between -1 and {num_right - 1}")
+        wrong = (partners < -1) | (partners >= num_right)
+        reject_entries(wrong, partners, "partners has", f"give -1 to {num_right - 1}")
         return (partners.unsqueeze(-1) == torch.arange(num_right, device=partners.device)).to(torch.int64)
 
     @staticmethod

@@ -77,8 +77,7 @@ class LinearMultilabel(LinearHead):
 
     def interactions(self) -> Tensor:
         """The pair weights as a symmetric matrix ``[K, K]`` with zero diagonal; differentiable."""
-        if self.pairwise is None:
-            raise ValueError("pairwise=False: the head has no interactions")
+        assert self.pairwise is not None
         return symmetric(self.structure.all_pairs(self.pairwise), self.structure.num_labels)
 
     def forward(self, x: Tensor, lengths: None = None) -> Potentials:

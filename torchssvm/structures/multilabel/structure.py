@@ -303,11 +303,10 @@ class Multilabel(Structure):
 
 def _places(pairs: Tensor, num_labels: int, pairwise: bool) -> Tensor:
     """The places of the pairs ``[P, 2]`` among all, ``[P]`` ascending; ValueError for wrong ones."""
-    if not pairwise:
-        raise ValueError("pairs are given with pairwise=False: leave one of the two out")
     check_int64(pairs, "pairs", (len(pairs), 2), ", the labels of each pair")
     i, j = pairs.unbind(1)
     places = i * num_labels - i * (i + 1) // 2 + j - i - 1
-    if not (len(pairs) and bool(((i >= 0) & (i < j) & (j < num_labels)).all() and (places.diff() > 0).all())):
-        raise ValueError(f"pairs={pairs.tolist()} must be distinct pairs i < j of labels, in ascending order")
+    ordered = bool(((i >= 0) & (i < j) & (j < num_labels)).all() and (places.diff() > 0).all())
+    if not (pairwise and len(pairs) and ordered):
+        raise ValueError(f"pairs={pairs.tolist()} must be distinct and ascending, i < j, and need pairwise=True")
     return places

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64, check_number, is_whole
+from torchssvm.core.arguments import check_int64, check_number, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
@@ -82,9 +82,7 @@ class Pose(Structure):
         """The parent of each edge."""
         edges = len(self.lower)
         check_shape(displacements, "displacements", edges, 2, "N", 2)
-        if not isinstance(grid, Sequence) or len(grid) != 2 or not all(is_whole(side) and side > 0 for side in grid):
-            raise ValueError(f"grid={grid!r} must be (H, W), at least one place each")
-        self.height, self.width = (int(side) for side in grid)
+        self.height, self.width = (check_whole(side, "grid", advice=" place a side") for side in grid)
         self.displacements = displacements.detach().cpu().to(torch.float64)
         spreads = torch.ones_like(displacements) if spreads is None else spreads
         check_shape(spreads, "spreads", *displacements.shape)
@@ -94,9 +92,8 @@ class Pose(Structure):
         self.spreads = spreads
         self.num_types = displacements.shape[2]
         if isinstance(size, tuple):
-            if len(size) != 2 or not all(is_whole(v) and 0 <= v < self.num_nodes for v in size) or size[0] == size[1]:
-                raise ValueError(f"size={size} must be two of the nodes 0 to {self.num_nodes - 1}")
-            self.size: tuple[int, int] | float = (int(size[0]), int(size[1]))
+            first, second = (check_whole(v, "size", 0, most=self.num_nodes - 1) for v in size)
+            self.size: tuple[int, int] | float = (first, second)
         else:
             self.size = check_number(size, "size", above=0.0, advice=", or a pair of nodes")
 

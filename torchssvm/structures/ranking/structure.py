@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64
+from torchssvm.core.arguments import check_int64, check_type
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit, gated
 from torchssvm.structures.common import check_lengths, check_potentials, reject_entries
@@ -51,8 +51,7 @@ class Ranking(Structure):
 
     def __init__(self, measure: RankingMeasure | None = None) -> None:
         self.measure = PairSwaps() if measure is None else measure
-        if not isinstance(self.measure, RankingMeasure):
-            raise TypeError(f"measure={measure!r} must be PairSwaps(), NDCG(k), PrecisionAt(k) or a RankingMeasure")
+        check_type(self.measure, RankingMeasure, "measure", "a RankingMeasure such as NDCG(k=10)")
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Documents by descending score; of equal ones the first stands above."""

@@ -428,20 +428,13 @@ def span_f1(
         >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]], overlap=0.5)
         1.0
     """
-    found, true = ([list(spans) if hasattr(spans, "__iter__") else [spans] for spans in each] for each in (found, true))
-    if any(not isinstance(span, tuple | list) or len(span) != 3 for spans in [*found, *true] for span in spans):
-        raise TypeError("found and true must be lists of spans (start, end, label), as structure.spans returns")
-    times = [1.0] * len(found) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
-    times = [check_number(each, "times", 0.0) for each in times]
-    if not len(found) == len(true) == len(times):
-        raise ValueError(f"found, true and times must be of one length, got {len(found)}, {len(true)}, {len(times)}")
-    if not 0.5 <= check_number(overlap, "overlap") <= 1.0:
-        raise ValueError(f"overlap={overlap} must be 0.5 to 1")
-    right, total = 0, 0
+    times = [1.0] * len(true) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
+    check_number(overlap, "overlap", 0.5)
+    right, total = 0.0, 0.0
     for count, *spans in zip(times, found, true, strict=True):
-        predicted, correct = (set(map(tuple, several)) for several in spans)
-        total += count * (len(predicted) + len(correct))
-        right += count * (len(predicted & correct) if overlap == 1.0 else _overlapping(predicted, correct, overlap))
+        given, correct = (set(map(tuple, several)) for several in spans)
+        total += check_number(count, "times", 0.0) * (len(given) + len(correct))
+        right += count * (len(given & correct) if overlap == 1.0 else _overlapping(given, correct, overlap))
     return float(2.0 * right / total) if total else 1.0
 
 
