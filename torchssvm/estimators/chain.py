@@ -58,7 +58,7 @@ class ChainSVC(SequenceEstimator):
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order; labels that ``partial_fit`` added come last.
-        vocabulary_: The column of each named feature, new ones last; None where X held arrays or matrices.
+        vocabulary_: The column of each named feature, new ones last; None where X was arrays or matrices.
         coef_: ``[K, F]``.
         intercept_, start_, end_: ``[K]``: for every token, and more for the first and for the last.
         transitions_: ``[K, K]``, from the label before to the label after.

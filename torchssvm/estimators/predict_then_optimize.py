@@ -72,7 +72,7 @@ class PredictThenOptimize(CertifiedEstimator):
             library's choice for a program that says that it is quick (``DecisionOracle.quick``).
         held_out: The share of the examples on which lambda is chosen.
         tol, max_passes, verbose: As in :class:`MultinomialSVC`.
-        random_state: Seed of the order in which examples are visited, and of what is held out.
+        random_state: Seed of the order of the examples, and of the held-out ones.
 
     Attributes:
         coef_: ``[D, F]``, or ``[F]`` where costs share them: of predicted costs, W0 included.

@@ -234,7 +234,7 @@ class Arborescence(Labelled):
 
 def has_root(heads: Tensor) -> Tensor:
     """Whether heads ``[B, N]`` lead from each token to the root: bool, True in the padding, where heads are -1."""
-    above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the root is its own head; [B, N+1]
+    above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the head of the root is the root; [B, N+1]
     for _ in range(heads.shape[1].bit_length()):  # after r rounds: the head 2^r arcs up
         above = above.gather(1, above)
     return above[:, 1:] == 0

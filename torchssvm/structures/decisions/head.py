@@ -18,8 +18,8 @@ from torchssvm.structures.decisions.structure import Decisions
 class LinearDecisions(LinearHead):
     """Predicted costs, linear in features, with all weights zero at the start.
 
-    Either every variable has its own weights, ``c_hat = W x + b`` with ``weight`` ``[D, F]`` as in ``nn.Linear``, or
-    every variable has its own features and all share one weight vector, ``c_hat_d = w'x_d + b`` with ``weight``
+    Either each variable has a weight vector, ``c_hat = W x + b`` with ``weight`` ``[D, F]`` as in ``nn.Linear``; or, with
+    ``shared=True``, each variable has features and all share one weight vector, ``c_hat_d = w'x_d + b`` with ``weight``
     ``[1, F]``. The weights, and their regularisation, belong to the predicted costs.
 
     Args:
@@ -48,7 +48,7 @@ class LinearDecisions(LinearHead):
         self.bias = weight(torch.zeros(outputs)) if bias else None
 
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None for integer programs, functions and your own oracles."""
+        """What the compiled loop needs of the head; None for integer programs, functions and user-defined oracles."""
         from torchssvm.structures.decisions.kind import ORACLES, DecisionAdapter
 
         quick = type(self.structure.oracle) in ORACLES

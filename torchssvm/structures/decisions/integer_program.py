@@ -34,8 +34,8 @@ class IntegerProgram(DecisionOracle):
     Right-hand sides may differ from example to example: ``Situations(x, given=sides)`` with ``sides``
     ``[B, M]``, first for ``A_ub`` and then for ``A_eq``. Known costs are ``Situations(x, fixed=costs)``.
 
-    The solver is ``scipy.optimize.milp``, which is HiGHS (``torchssvm[scipy]``); another one is a
-    :class:`DecisionOracle` of your own. It is exact up to its tolerances: 1e-6 for rows and integrality, about 1e-9 of
+    The solver is ``scipy.optimize.milp``, which is HiGHS (``torchssvm[scipy]``); other solvers
+    subclass :class:`DecisionOracle`. It is exact up to its tolerances: 1e-6 for rows and integrality, about 1e-9 of
     the largest cost. Costs are scaled for it, by a power of 2. A decision's integers are rounded, and its value is
     computed from them.
 

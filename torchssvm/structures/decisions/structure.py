@@ -273,7 +273,7 @@ class Decisions(Structure):
         assert y is not None
         assert value is not None
         y, value = _numbers(y), value.to(torch.float64)
-        off = (value - (y * costs).sum(1)).abs()  # infinite where the oracle found no decision
+        off = (value - (y * costs).sum(1)).abs()  # infinite where the oracle has no decision
         wrong = value.isfinite() & (off > _VALUE * costs.abs().sum(1))
         reject_rows(wrong, "value of the oracle is not the cost of its y in {rows}: give (costs * y).sum(1)")
         return y, value, None if bound is None else bound.to(torch.float64)

@@ -154,7 +154,7 @@ class GraphCut(LabelledGraphs):
         tensor([[1, 1]])
     """
 
-    not_plain = "a minimum cut is found by loops over single edges"
+    not_plain = "the minimum cut algorithm loops over single edges"
 
     quick_to_decode = True
     state_parts = (-1.0, 1.0)

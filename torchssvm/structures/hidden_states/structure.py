@@ -53,7 +53,7 @@ class HiddenStates(Around):
     Args:
         structure: A structure whose outputs are int64 states, and whose loss is a sum of costs of states.
         shows: The label that each state shows, S whole numbers of 0 or more; all labels up to the largest are shown.
-            None is a label of its own for each of ``structure.num_states``, for targets with unknown labels.
+            None gives each of ``structure.num_states`` states its label, for targets with unknown labels.
 
     Example:
         >>> structure = HiddenStates(Chain(3), shows=[0, 1, 1])

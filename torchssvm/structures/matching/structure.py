@@ -94,7 +94,7 @@ class Matching(Structure):
                  [1, 0]]])
     """
 
-    not_plain = "an assignment is found by loops over single nodes"
+    not_plain = "the assignment algorithm loops over single nodes"
 
     quick_to_decode = True
 

@@ -38,7 +38,7 @@ class LinearRanking(Head):
         self.weight = weight(torch.zeros(self.in_features))
 
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None for measures of your own."""
+        """What the compiled loop needs of the head; None for user-defined measures."""
         from torchssvm.structures.ranking.kind import RankingAdapter
 
         measured = type(self.structure.measure) in (PairSwaps, NDCG, PrecisionAt)

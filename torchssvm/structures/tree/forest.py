@@ -1,4 +1,4 @@
-"""Forests: each example has trees of its own, with features at nodes and edges."""
+"""Forests: trees that differ between examples, with features at nodes and edges."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ForestLabeling(NamedTuple):
 
 
 class Forest(Labelled):
-    """A state for every node of an example's own trees, decoded exactly; the loss is the number of wrong states.
+    """A state for every node of an example's trees, decoded exactly; the loss is the number of wrong states.
 
     Args:
         num_states: K, the number of states.

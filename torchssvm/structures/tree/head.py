@@ -26,7 +26,7 @@ class LinearTree(LinearHead):
         num_states: K, the number of states.
         parent: The parent of each node, -1 for a root, as in :class:`~torchssvm.Tree`.
         shared: Whether one matrix ``[K, K]`` (state of the parent, state of the child) serves all edges; otherwise
-            each node has its own matrix with its parent, ``[N, K, K]``, which stays zero at roots.
+            each node has a matrix with its parent, ``[N, K, K]``, which stays zero at roots.
         structure: How outputs are decoded and what they cost; None is ``Tree(num_states, parent, shared=shared)``,
             with the Hamming loss divided by the number of nodes.
 

@@ -157,7 +157,7 @@ def max_sum_tree_torch(
 
 
 def _sibling_ranks(parent: Tensor, depth: Tensor) -> Tensor:
-    """The number of siblings before each node, ``[B, N]``; the padding (depth -1) is a group of its own."""
+    """The number of siblings before each node, ``[B, N]``; the padding (depth -1) is one group."""
     longest = parent.shape[1]
     key = torch.where(depth >= 0, parent, longest)
     ordered, nodes = key.sort(dim=1, stable=True)
