@@ -1,7 +1,7 @@
 """Word alignment of French and English sentences: a bipartite matching, trained to a certified duality gap.
 
-Trains on 100 sentence pairs and tests on 347, as Taskar et al. (2006). Prints its alignment error rate beside the rates of
-two rules on the Dice coefficient, whose thresholds are chosen on the training sentences.
+Trains on 100 sentence pairs and tests on 347, as Taskar et al. (2006). Prints its alignment error rate beside two rules
+on the Dice coefficient, whose thresholds are chosen on the training sentences.
 
 python examples/alignment.py --lam 1 --gap 0.001
 """

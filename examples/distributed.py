@@ -40,7 +40,7 @@ CHANNELS = 16  # of the network
 
 
 class Discs(Dataset):
-    """Noisy pictures of a disc, and its place. A picture is made when it is read, so a process makes its examples alone."""
+    """Noisy pictures of a disc, and its place. Pictures are made when they are read."""
 
     def __init__(self, n: int, side: int) -> None:
         self.n, self.side = n, side
