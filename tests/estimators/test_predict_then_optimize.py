@@ -162,7 +162,7 @@ def test_a_model_of_pyepo_maximises_and_is_checked():
         model.solve(np.ones((1, 4)))
     assert OptModel(own, whole=False).solve(np.ones((1, 4)))[0].tolist() == [[0.5] * 4]
     own.solve = lambda: (np.zeros(3), 0.0)
-    with pytest.raises(ValueError, match="num_cost"):
+    with pytest.raises(ValueError):
         model.solve(np.ones((1, 4)))
     with pytest.raises(ValueError, match="given"):
         model.solve(np.ones((1, 4)), np.ones((1, 1)))

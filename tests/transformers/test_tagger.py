@@ -527,7 +527,7 @@ def test_refusals(tagger, items, tokenizer, classifier):
     with pytest.raises(ValueError, match="labels=None"):
         tagger.train()(batch["input_ids"], batch["attention_mask"])
     tagger.eval()
-    with pytest.raises(ValueError, match="row 1"):
+    with pytest.raises(ValueError, match=r"rows \[1\]"):
         tagger(**{**batch, "labels": torch.tensor([[1] * 9, [NO] * 9, [1] * 9])})
     with pytest.raises(ValueError, match="5"):
         tagger(**{**batch, "labels": batch["labels"].masked_fill(batch["labels"] == 1, 5)})
@@ -536,7 +536,7 @@ def test_refusals(tagger, items, tokenizer, classifier):
     with pytest.raises(ValueError, match="dataset"):
         tagger.solve([], lam=1.0)
     blank = {**items[1], "labels": [NO] * len(items[1]["labels"])}
-    with pytest.raises(ValueError, match="example 5 has no word"):
+    with pytest.raises(ValueError, match=r"examples \[5\] have no word"):
         tagger.solve([*items[:5], blank, *items[6:]], lam=1.0)
     with pytest.raises(ValueError, match="dataset"):
         tagger.solve([{"input_ids": [2, 5, 3]}], lam=1.0)

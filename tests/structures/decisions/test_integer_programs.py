@@ -162,7 +162,6 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
         (lambda: IntegerProgram(WEIGHTS, [1, np.nan]), "A_ub"),
         (lambda: IntegerProgram(WEIGHTS, [1, 1], [[1, 1]], [1]), "A_ub and A_eq"),
         (lambda: IntegerProgram(WEIGHTS, [1, 1], bounds=(0, [1, 2])), "bounds"),
-        (lambda: IntegerProgram(WEIGHTS, [1, 1], bounds=(2, 1)), "bounds"),
         (lambda: IntegerProgram(WEIGHTS, [1, 1], integrality=2), "integrality"),
         (lambda: knapsack(rel_gap=-1.0), "rel_gap"),
         (lambda: knapsack(time_limit=0.0), "time_limit"),

@@ -100,17 +100,3 @@ def test_numbers_of_every_kind_give_the_same_decisions(oracle):
 
 def test_a_batch_may_be_empty(oracle):
     assert oracle.solve(np.ones((0, 4)))[0].shape == (0, 4)
-
-
-def test_an_oracle_of_ones_own_may_take_fewer_or_other_arguments():
-    class Plain(Cheapest):
-        def solve(self, costs, given=None):
-            return super().solve(costs)
-
-    class Quick(Cheapest):
-        def solve(self, costs, context=None, first=None, *, effort=1):
-            assert effort == 2
-            return super().solve(costs)
-
-    assert Plain().solve(torch.eye(4))[1].tolist() == Plain().solve([[0] * 4], given=[1])[1].tolist() * 4
-    assert Quick().solve(torch.eye(4), [0] * 4, effort=2)[1].tolist() == [0.0] * 4

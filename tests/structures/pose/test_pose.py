@@ -158,7 +158,6 @@ class TestLabeling:
         (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"spreads": torch.zeros(1, 2, 1, 2)}, "spreads"),
         (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"spreads": torch.ones(1, 2, 2, 2)}, "spreads"),
         (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": (0, 2)}, "size"),
-        (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": (1, 1)}, "size"),
         (([-1, 0], torch.zeros(1, 2, 1, 2), (2, 2)), {"size": 0.0}, "size"),
         (([1, 0], torch.zeros(2, 2, 1, 2), (2, 2)), {}, "parent"),
         (([-1.0], torch.zeros(0, 2, 1, 2), (2, 2)), {}, "parent"),

@@ -18,8 +18,8 @@ from torchssvm.structures.decisions.structure import Decisions
 class LinearDecisions(LinearHead):
     """Predicted costs, linear in features, with all weights zero at the start.
 
-    By default each variable has a weight vector: ``c_hat = W x + b`` with ``weight`` ``[D, F]`` as in ``nn.Linear``. With
-    ``shared=True`` each variable has features, and all share one weight vector: ``c_hat_d = w'x_d + b`` with ``weight``
+    By default each variable has a weight vector: ``c_hat = W x + b``, ``weight`` ``[D, F]`` as in ``nn.Linear``. With
+    ``shared=True`` each variable has features, and all share one weight vector: ``c_hat_d = w'x_d + b``, ``weight``
     ``[1, F]``. The weights, and their regularisation, belong to the predicted costs.
 
     Args:

@@ -163,7 +163,9 @@ class BruteForceSearch(SlackOracle):
                 better = product > value
                 best, value = choose(better, labeling, best), torch.where(better, product, value)
         if value is None or count > self.most:
-            raise ValueError(f"most={self.most}: {structure} lists no outputs or more, raise it or use another oracle")
+            raise ValueError(
+                f"most={self.most} is less than the outputs of structure={structure}, or it lists none: raise it"
+            )
         return Decoding(best, value)
 
 
