@@ -142,13 +142,8 @@ def test_what_a_program_says_of_its_speed_chooses_the_solver(quick):
 def test_a_model_of_pyepo_maximises_and_is_checked():
     own = Choice()
     own.modelSense = -1
-    with pytest.raises(ValueError, match="modelSense=-1 must be 1"):
-        OptModel(own)
     own.solve = lambda: (np.eye(4)[own.c.argmax()], own.c.max())
     assert OptModel(own).maximize
-    own.modelSense = 1
-    with pytest.raises(ValueError, match="modelSense=1 must be -1"):
-        OptModel(own)
     own = Choice()
     assert not OptModel(own).maximize
     y, value, bound = OptModel(Choice()).solve(np.array([[2.0, 1.0, 3.0, 4.0]]))

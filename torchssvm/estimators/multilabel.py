@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.max_marginals import margins_by_decoding
@@ -53,8 +53,6 @@ _MANY = 30
 
 _MOST = 60
 """With more labels, pairs are left out unless they are asked for: with 70 to 160 labels chosen ones gained nothing."""
-
-_FORM = "give y as classes [n], or as 0 and 1 [n, K], which MultiLabelBinarizer().fit_transform(y) makes"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -140,8 +138,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         X, y, times, total = counted(X, y, sample_weight)
         total = total or X.shape[0]
         self._sets = y.ndim == 2
-        if self._sets and type_of_target(y) != "multilabel-indicator":
-            raise ValueError(f"y holds other numbers than 0 and 1: {_FORM}")
         classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
         if not self._sets:
             check_missing(y)
@@ -279,8 +275,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         if not self._sets:
             self._check_known(y)
             y = self.classes_.searchsorted(y)
-        elif y.shape != scores.shape[:2] or not np.isin(y, (0, 1)).all():
-            raise ValueError(f"y must be 0 and 1 of shape [n, {scores.shape[1]}], as in fit, not {list(y.shape)}")
         states = torch.from_numpy(y.astype(np.int64)).flatten()
         potentials = as_potentials(scores.flatten(0, -2))
         return self._fit_temperature(Multiclass(scores.shape[-1]), [(potentials, states)])

@@ -202,9 +202,7 @@ class Pose(Structure):
         whole = places.round().to(torch.int64)
         limits = torch.tensor([self.width, self.height], device=places.device)
         outside = (whole < 0) | (whole >= limits) | ~places.isfinite()
-        if bool(outside.any()):
-            wrong = places[outside.any(-1)][0].tolist()
-            raise ValueError(f"places has {wrong}: give places on the grid, {self.width} x {self.height}")
+        reject_entries(outside, places, "places has", f"give places on the grid, {self.width} x {self.height}")
         types = torch.full_like(whole, -1)
         types[..., self.lower, :] = self.nearest_types(whole)
         return torch.cat([whole, types], -1)
@@ -231,7 +229,6 @@ class Pose(Structure):
                 yield one.expand(batch, -1, -1).clone()
 
     def _squared_size(self, target: Tensor) -> Tensor:
-        """s^2, ``[B, 1]`` float64."""
         if isinstance(self.size, tuple):
             a, b = (target[:, v, :2] for v in self.size)
             return (a - b).square().sum(1, keepdim=True).to(torch.float64).clamp(min=1.0)
