@@ -166,7 +166,7 @@ def test_what_is_too_much_for_branching_has_a_bound():
         ({"weights": torch.ones(3)}, "weights"),
         ({"weights": -torch.ones(4)}, "weights"),
         ({"weights": torch.tensor([1.0, 1.0, 1.0, math.nan])}, "weights"),
-        ({"pairs": torch.tensor([[0, 1]]), "pairwise": False}, "pairwise=False"),
+        ({"pairs": torch.tensor([[0, 1]]), "pairwise": False}, "pairs"),
         ({"pairs": torch.tensor([[0, 1, 2]])}, "pairs"),
         ({"pairs": torch.tensor([[0, 1]]).int()}, "pairs"),
         ({"pairs": torch.tensor([[1, 0]])}, "pairs"),

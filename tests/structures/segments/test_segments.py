@@ -292,7 +292,6 @@ def test_spans_and_frames_are_read_back():
         ),
         (lambda: span_f1([[]], [[]], times=[-1]), "times"),
         (lambda: span_f1([[]], [[]], times=[torch.inf]), "times"),
-        (lambda: span_f1([[]], [[]], times=[1, 1]), "times"),
         (lambda: LinearSegments(2, 3, 4, structure=Segments(3, 5)), "structure"),
     ],
 )
