@@ -1,4 +1,4 @@
-"""How Numba compiles kernels, and kernels for the kernels that call them."""
+"""How Numba compiles kernels, and the kernels that they call."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def _typing(context: Any, options: str) -> _Typing:
     return _Typing(context)
 
 
-class _OwnCode(JITCodeLibrary):
-    """Code that shares nothing with other kernels'."""
+class _PrivateCode(JITCodeLibrary):
+    """Code that shares no function with other kernels."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.enable_object_caching()
 
     def _optimize_final_module(self) -> None:
-        """LLVM's passes once, and no loop unrolled: Numba's own way took up to three times as long for the same speed.
+        """Run LLVM's passes once, without unrolling.
 
-        Numba makes the passes twice, as counts of references are taken out between; there are none. What is worth
-        unrolling is written in vectors.
+        Numba runs them twice, and removes reference counts in between. Kernels have none. What is worth unrolling is
+        written in vectors.
         """
         for function in self._final_module.functions:
             if not function.is_declaration and function.linkage == Linkage.linkonce_odr:
@@ -79,22 +79,20 @@ class _OwnCode(JITCodeLibrary):
 
 
 class _Library(JITCodeLibrary):
-    """Code that its callers optimise, and that has no address."""
+    """Code without an address, which its callers contain and optimise."""
 
     @property
     def codegen(self) -> Any:
-        """Numba keeps the globals of a function where its machine code is; there is none."""
+        """Numba stores the globals of a function beside its machine code; there is none."""
         return _WithoutGlobals(self._codegen)
 
     def get_pointer_to_function(self, name: str) -> int:
-        """No address."""
         return 0
 
     def _optimize_final_module(self) -> None:
-        """Left to the callers."""
+        pass  # callers do
 
     def _finalize_final_module(self) -> None:
-        """As far as callers need it."""
         self._finalize_dynamic_globals()
         self._verify_declare_only_symbols()
         self._finalized = True
@@ -108,7 +106,7 @@ class _WithoutGlobals:
         return getattr(self._codegen, name)
 
     def set_env(self, name: str, env: Any) -> None:
-        """Nothing to set."""
+        pass
 
 
 class _KernelCompiler(Compiler):
@@ -119,7 +117,7 @@ class _KernelCompiler(Compiler):
         self.state.library = self._library(self.state.targetctx.codegen(), "kernel")
 
     def define_pipelines(self) -> Any:
-        """Numba's, but for the pass that makes LLVM's code."""
+        """Numba's passes, with our lowering."""
         [manager] = super().define_pipelines()
         manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in manager.passes]
         manager.finalize()
@@ -127,20 +125,20 @@ class _KernelCompiler(Compiler):
 
 
 class KernelCompiler(_KernelCompiler):
-    """Numba's compiler, for kernels whose rounding does not depend on the kernels that a process loaded before.
+    """Numba's compiler for kernels that Python calls.
 
-    Code that a kernel takes from others may be shared between kernels: a process then keeps the first that it loads,
-    and LLVM may have rounded it otherwise for another caller. The code of a kernel is its own here.
+    Stock Numba shares the code of a callee between its callers. A process then keeps the first copy that it loads, and
+    LLVM may round another copy differently, so that bits depend on the kernels loaded before. Here nothing is shared.
     """
 
-    _library = _OwnCode
+    _library = _PrivateCode
 
 
 class InlinedCompiler(_KernelCompiler):
-    """Numba's compiler, which goes as far as LLVM's code of a function, for callers that are compiled later.
+    """Numba's compiler for callees, which stops at LLVM's code.
 
-    Numba optimises every function that it compiles and makes machine code of it. The code of these kernels is taken up
-    by their callers, where both is done once more; without it the first call of a kernel takes two thirds of the time.
+    Numba also optimises every function and makes machine code of it. For callees that is wasted, as their callers
+    contain their code and are optimised as a whole.
     """
 
     _library = _Library
