@@ -28,7 +28,8 @@ def _checked(solve: Callable[..., Solved]) -> Callable[..., Solved]:
             None if value is None else as_numbers(value, name) for name, value in (("given", given), ("start", start))
         )
         fits = costs.ndim == 2 and costs.shape[1] == self.num_costs and np.isfinite(costs).all()
-        if not fits or np.shape(given)[:1] not in ((), costs.shape[:1]) or np.shape(start) not in ((), costs.shape):
+        fits = fits and (given is None or given.shape[:1] == costs.shape[:1])
+        if not fits or (start is not None and start.shape != costs.shape):
             shapes = [*costs.shape], [*np.shape(given)], [*np.shape(start)]
             raise ValueError(f"costs and start must be [B, {self.num_costs}], finite, given [B, ...]; got {shapes}")
         return solve(self, costs, given, start)
