@@ -82,7 +82,7 @@ class ChunkingDataset(SparseChains):
             found.check(sentences)
         if vocabulary.templates and found.templates != vocabulary.templates:
             raise ValueError(
-                f"vocabulary has the attributes of {vocabulary.templates!r}, and a {type(self).__name__} has others, of "
+                f"vocabulary has the attributes of {vocabulary.templates!r}, and a {type(self).__name__} has "
                 f"{found.templates!r}: give the vocabulary of a training set of the same class"
             )
         rows, columns = vocabulary.columns(found)

@@ -155,8 +155,8 @@ class AlignmentErrors(NamedTuple):
     """Scores of alignments (Och and Ney, *A Systematic Comparison of Various Statistical Alignment Models*, 2003).
 
     Attributes:
-        error_rate: AER, ``1 - (|A and S| + |A and P|) / (|A| + |S|)``: 0 is perfect. A are the predicted links, S the sure
-            ones, P the possible ones with the sure ones among them, each over all sentences.
+        error_rate: AER, ``1 - (|A and S| + |A and P|) / (|A| + |S|)``: 0 is perfect. A are the predicted links, S the
+            sure ones, P the possible ones with the sure ones among them, each over all sentences.
         precision: ``|A and P| / |A|``.
         recall: ``|A and S| / |S|``.
 

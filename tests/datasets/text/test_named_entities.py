@@ -103,9 +103,9 @@ def test_attributes_of_other_tokens_are_refused(tmp_path):
 def test_vocabularies_of_other_templates_are_refused(tmp_path):
     sentences = read(tmp_path)
     chunking, entities = Vocabulary.of(sentences), NamedEntities(sentences).vocabulary
-    with pytest.raises(ValueError, match="the attributes of 'chunking', and a NamedEntities has those of 'entities'"):
+    with pytest.raises(ValueError, match="the attributes of 'chunking', and a NamedEntities has 'entities'"):
         NamedEntities(sentences, chunking)
-    with pytest.raises(ValueError, match="the attributes of 'entities', and a ChunkingDataset has those of 'chunking'"):
+    with pytest.raises(ValueError, match="the attributes of 'entities', and a ChunkingDataset has 'chunking'"):
         ChunkingDataset(sentences, entities)
     entities.save(tmp_path / "words.json")
     assert Vocabulary.load(tmp_path / "words.json") == entities
