@@ -21,39 +21,34 @@ from torchssvm.compiler.kernel_code import Lowering
 
 
 class _Typing:
-    """Numba's typing context, which finds the type of a built-in operation once for the same types of arguments.
+    """Numba's typing context, which resolves a built-in operation once for the same types of arguments.
 
-    A kernel has some 15 operations for each that differs, and Numba tries every meaning of each: an eighth of the time
-    of the first call. Kernels of other options, such as fast arithmetic, may have another implementation.
+    A kernel repeats each operation some 12 times, and Numba tries every overload at each use. Operations whose
+    implementation Numba compiles itself, with the options of the kernel, are not stored.
     """
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._found: dict[Any, Any] = {}
+        self._signatures: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
     def resolve_setitem(self, target: Any, index: Any, value: Any) -> Any:
-        """The signature of an assignment to an element."""
         return self.resolve_function_type(operator.setitem, (target, index, value), {})
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
-        """The signature of a call."""
         if isinstance(func, BuiltinFunctionType):
             func = self.resolve_value_type(func)
-        if not isinstance(func, types.Function) or kws:
-            return self._context.resolve_function_type(func, args, kws)
-        if (func, args) not in self._found:
-            signature = self._context.resolve_function_type(func, args, kws)
-            self._found[func, args] = signature, func.get_impl_key(signature)
-        signature, func._impl_keys[signature.args] = self._found[func, args]  # type: ignore[attr-defined]
+        if isinstance(func, types.Function) and not kws and (func, args) in self._signatures:
+            return self._signatures[func, args]
+        signature = self._context.resolve_function_type(func, args, kws)
+        if isinstance(func, types.Function) and not kws and func.get_impl_key(signature) is func.typing_key:
+            self._signatures[func, args] = signature
         return signature
 
 
-@functools.cache
-def _typing(context: Any, options: str) -> _Typing:
-    return _Typing(context)
+_typing = functools.cache(_Typing)
 
 
 class _PrivateCode(JITCodeLibrary):
@@ -113,7 +108,7 @@ class _KernelCompiler(Compiler):
     _library: type[JITCodeLibrary]
 
     def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any):
-        super().__init__(_typing(typingctx, repr(flags)), targetctx, library, args, result, flags, *rest)
+        super().__init__(_typing(typingctx), targetctx, library, args, result, flags, *rest)
         self.state.library = self._library(self.state.targetctx.codegen(), "kernel")
 
     def define_pipelines(self) -> Any:
