@@ -84,14 +84,14 @@ class Bench:
 
     def seconds(self, call: Callable[[], Any], repeats: int = 20) -> float:
         """Median seconds of a call, of as many as ``repeats`` after two that do not count."""
-        found = []
+        results = []
         for _ in range(2 + (1 if self.quick else repeats)):
             self.wait()
             start = time.perf_counter()
             call()
             self.wait()
-            found.append(time.perf_counter() - start)
-        return statistics.median(found[2:])
+            results.append(time.perf_counter() - start)
+        return statistics.median(results[2:])
 
     # training
 
@@ -144,7 +144,7 @@ class Bench:
         self.curves[name] = curve
         draw(self.curves, self.out / "race.png")
         reached = {
-            f"s to {gap}": next((s for s, found in curve if found <= gap), None) for gap in (0.5, 0.2, 0.1, 0.05)
+            f"s to {gap}": next((s for s, results in curve if results <= gap), None) for gap in (0.5, 0.2, 0.1, 0.05)
         }
         return {"examples": len(data), **reached, "last gap": curve[-1][1], "seconds": curve[-1][0]}
 
@@ -254,7 +254,7 @@ class Bench:
             "chains": LinearChain(FEATURES, states),
             "segments": LinearSegments(FEATURES, states, min(longest, 32)),
         }
-        found: Figures = {"B, T, K": [batch, longest, states]}
+        results: Figures = {"B, T, K": [batch, longest, states]}
         for name, head in heads.items():
             head.to(self.device)
             loss = SoftmaxMargin(head.structure)
@@ -262,15 +262,15 @@ class Bench:
                 for p in head.parameters():
                     p.copy_(torch.randn(p.shape, generator=random))
                 y = head.structure.argmax(head(x)).labeling
-            found[f"{name} ms"] = 1e3 * self.seconds(lambda h=head, f=loss, y=y: f(h(x), y).backward())
+            results[f"{name} ms"] = 1e3 * self.seconds(lambda h=head, f=loss, y=y: f(h(x), y).backward())
         try:
             from torchcrf import CRF
         except ImportError:
-            return found
+            return results
         layer, emission = CRF(states, batch_first=True).to(self.device), nn.Linear(FEATURES, states).to(self.device)
         y = torch.randint(states, (batch, longest), generator=random).to(self.device)
-        found["chains, pytorch-crf ms"] = 1e3 * self.seconds(lambda: layer(emission(x), y).backward())
-        return found
+        results["chains, pytorch-crf ms"] = 1e3 * self.seconds(lambda: layer(emission(x), y).backward())
+        return results
 
     def certificate(self, size: int) -> Figures:
         """Milliseconds of primal, dual and gap."""
@@ -309,17 +309,17 @@ class Bench:
 
     def twins(self, there: Callable[[], Any], here: Callable[[], Any]) -> Figures:
         """Seconds of the first call and of the next, and agreement: in bits, or the largest difference."""
-        found: Figures = {}
+        results: Figures = {}
         for name in ("first s", "next s"):
             start = time.perf_counter()
             mine = there()
             self.wait()
-            found[name] = time.perf_counter() - start
+            results[name] = time.perf_counter() - start
         pairs = [(a.cpu(), b) for a, b in zip(tensors(mine), tensors(here()), strict=True)]
-        found["same bits"] = all(torch.equal(a, b) for a, b in pairs)
-        if not found["same bits"]:
-            found["largest difference"] = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
-        return found
+        results["same bits"] = all(torch.equal(a, b) for a, b in pairs)
+        if not results["same bits"]:
+            results["largest difference"] = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+        return results
 
     # large outputs
 
@@ -349,7 +349,7 @@ class Bench:
 
     def visits(self, make: Callable[[], nn.Module], data: PaddedDataset) -> Figures:
         """Visits a second by plain Frank-Wolfe steps, on the device and in the compiled loop of the CPU."""
-        found: Figures = {}
+        results: Figures = {}
         sides = [(f"device, batches of {size}", self.device, size) for size in ((4,) if self.quick else (64, 256))]
         for name, where, size in (*sides, ("compiled, CPU", torch.device("cpu"), None)):
             rules = {"direction": FrankWolfe(), "oracle": MaxOracle(), "compiled": size is None}
@@ -361,8 +361,8 @@ class Bench:
             while visits < len(data) and time.perf_counter() - start < (1.0 if self.quick else 2.0):
                 visits += trainer.step()
                 self.wait()
-            found[f"{name}: visits/s"] = visits / (time.perf_counter() - start)
-        return found
+            results[f"{name}: visits/s"] = visits / (time.perf_counter() - start)
+        return results
 
     # checks
 
@@ -380,8 +380,10 @@ class Bench:
 
     def decoders(self, shape: list[int]) -> Figures:
         """Milliseconds of a call of every side."""
-        found = oracles.viterbi(shape, 0.01 if self.quick else 1.0, 0, self.device.type)
-        return {f"{name} ms": 1e3 * min(times.values()) for name, times in found["seconds"].items()} | found["skipped"]
+        results = oracles.viterbi(shape, 0.01 if self.quick else 1.0, 0, self.device.type)
+        return {f"{name} ms": 1e3 * min(times.values()) for name, times in results["seconds"].items()} | results[
+            "skipped"
+        ]
 
     def box_qp(self, blocks: int) -> Figures:
         """Milliseconds on the device and on the CPU, and whether the steps have the same bits."""
@@ -449,11 +451,11 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def tensors(found: Any) -> list[torch.Tensor]:
+def tensors(results: Any) -> list[torch.Tensor]:
     """The tensors of a kernel's result."""
-    if isinstance(found, torch.Tensor):
-        return [found]
-    return [one for part in found for one in tensors(part)] if isinstance(found, (tuple, list)) else []
+    if isinstance(results, torch.Tensor):
+        return [results]
+    return [one for part in results for one in tensors(part)] if isinstance(results, (tuple, list)) else []
 
 
 def draw(curves: dict[str, list[tuple[float, float]]], file: Path) -> None:
@@ -486,12 +488,13 @@ class Report:
             out.flush()
             os.fsync(out.fileno())
 
-    def add(self, part: str, what: str, found: Figures, seconds: float) -> None:
+    def add(self, part: str, what: str, results: Figures, seconds: float) -> None:
         """Write one row down, and print it."""
-        row = {"part": part, "what": what, "found": found, "seconds": seconds, "device": self.device}
+        row = {"part": part, "what": what, "found": results, "seconds": seconds, "device": self.device}
         self._append(self.lines, json.dumps(row, default=str))
         said = ", ".join(
-            f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}" for name, value in found.items()
+            f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"
+            for name, value in results.items()
         )
         said = said.replace("\n", " ").replace("|", "/")
         self._append(self.table, f"| {part} | {what} | {said} | {seconds:.1f} |")
@@ -536,10 +539,10 @@ def measure(flags: argparse.Namespace) -> None:
                 continue
             try:
                 with limited(min(left, LIMIT)):
-                    found = row()
+                    results = row()
             except Exception as error:  # it is written down, and the others are measured
-                found = {"not measured": f"{type(error).__name__}: {error}"[:500]}
-            report.add(part, what, found, time.perf_counter() - start)
+                results = {"not measured": f"{type(error).__name__}: {error}"[:500]}
+            report.add(part, what, results, time.perf_counter() - start)
 
 
 if __name__ == "__main__":

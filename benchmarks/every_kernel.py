@@ -56,7 +56,7 @@ def launches(
     arcs, edges, images = draw(4, size, size + 1), draw(4, size, size - 1), draw(4, size, 2 * size)
     unary, pairs = draw(4, size), draw(size * (size - 1) // 2)
     costs = draw(4, 1, 2 * size, 2 * size)
-    found: dict[str, Callable[[], Any]] = {
+    results: dict[str, Callable[[], Any]] = {
         "Eisner": lambda: eisner(arcs, lengths, True),
         "Chu, Liu and Edmonds": lambda: max_arborescence(arcs, lengths, True),
         "assignments": lambda: best_matching(edges, lengths, lengths.clamp(max=size - 1)),
@@ -66,28 +66,28 @@ def launches(
     }
     for number in states:
         emission, transition = draw(4, size, number), draw(number, number)
-        found[f"Viterbi, {number} states"] = lambda e=emission, t=transition: viterbi(e, t, lengths)
+        results[f"Viterbi, {number} states"] = lambda e=emission, t=transition: viterbi(e, t, lengths)
     tables = {"emission": draw(4, size, states[-1]).round(), "transition": draw(4, states[-1], states[-1]).round()}
     labels = [torch.full((4, size), state).to(device) for state in (0, 1)]
-    found["scores of large tables"] = lambda: scores(tables, *labels)
+    results["scores of large tables"] = lambda: scores(tables, *labels)
     frames, rows = draw(4, size, 5), draw(4, 5 + size, 5)
     shortest = torch.ones(5, dtype=torch.int64).to(device)
-    found["segments"] = lambda: semi_markov(frames, rows, shortest, lengths)
-    found["marginals of segments"] = lambda: semi_markov_marginals(frames, rows, shortest, lengths)
-    found["marginals of chains"] = lambda: sum_product(frames, rows[:, :5], lengths)
+    results["segments"] = lambda: semi_markov(frames, rows, shortest, lengths)
+    results["marginals of segments"] = lambda: semi_markov_marginals(frames, rows, shortest, lengths)
+    results["marginals of chains"] = lambda: sum_product(frames, rows[:, :5], lengths)
     for number in states[:2]:
         node, edge = draw(4, size, number), draw(number, number)
-        found[f"trees, {number} states"] = lambda n=node, e=edge: max_sum_tree(n, e, parents, None)
+        results[f"trees, {number} states"] = lambda n=node, e=edge: max_sum_tree(n, e, parents, None)
     for number in blocks:
         factors, values = draw(number, 5), draw(number)
         gram = (factors.cpu() @ factors.cpu().t()).to(device)
-        found[f"box QP, {number} blocks"] = lambda g=gram, v=values: solve_box_qp(g, v, 4)
-    return found
+        results[f"box QP, {number} blocks"] = lambda g=gram, v=values: solve_box_qp(g, v, 4)
+    return results
 
 
-def scores(tables: dict[str, torch.Tensor], found: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def scores(tables: dict[str, torch.Tensor], results: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Scores and losses of labels; the tables hold whole numbers, whose sums are exact."""
-    result = Chain(tables["emission"].shape[2], normalize=False).examine(found, labels, Potentials(tables))
+    result = Chain(tables["emission"].shape[2], normalize=False).examine(results, labels, Potentials(tables))
     return result.score, result.loss
 
 
@@ -129,8 +129,8 @@ def repeat(calls: dict[str, Callable[[], Any]], times: int) -> None:
     names = list(calls)
     for _ in range(times):
         for name in names:
-            found = calls[name]()
-            parts = found if isinstance(found, tuple) else (found,)
+            results = calls[name]()
+            parts = results if isinstance(results, tuple) else (results,)
             bits = b"".join(p.cpu().numpy().tobytes() for p in parts if isinstance(p, torch.Tensor))
             if first.setdefault(name, bits) != bits:
                 sys.exit(f"FAILED: {name} found other bits")

@@ -94,12 +94,12 @@ def measure(seed: int) -> tuple[str, float, float]:
     compiled = kind != "label sets" and seed % 2 == 0
     storage = Labelings() if seed % 4 < 2 else MeanParts()
     trainer = make_trainer(head, data, lam, solver=Solver(compiled=compiled, storage=storage), progress=False)
-    found = trainer.solve(Relative(1e-7), max_passes=30, progress=False)
+    results = trainer.solve(Relative(1e-7), max_passes=30, progress=False)
     wide, batches = copy.deepcopy(head).double(), double(in_order(data))
     exact = primal(wide, wide.structure, batches, lam).value
     held = dual_value(wide, trainer.dual, batches)
     kind += ", compiled" if compiled else ", torch"
-    return kind, (found.primal - exact) / exact, (found.dual - held) / exact
+    return kind, (results.primal - exact) / exact, (results.dual - held) / exact
 
 
 def main() -> None:

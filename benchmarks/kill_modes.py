@@ -139,8 +139,8 @@ def train_loop(options: Options, folder: Path, report: Report, saves: bool) -> d
             report("saved", step)
 
     def check() -> None:
-        found = certify(head, dual, everything)
-        certificates.append([found.primal, found.dual, found.gap, found.drift, float(found.oracle_calls)])
+        results = certify(head, dual, everything)
+        certificates.append([results.primal, results.dual, results.gap, results.drift, float(results.oracle_calls)])
 
     for epoch in range(start, epochs):
         pending = 0

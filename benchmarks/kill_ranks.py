@@ -169,9 +169,9 @@ def main() -> None:
             folder = Path(scratch) / f"run{runs}"
             done, hung, gone = attack(folder, args.kills - kills, args.processes, args.timeout, choices)
             kills, hangs, lost, runs = kills + done, hangs + hung, lost + gone, runs + 1
-            found = torch.load(folder / "end.pt", weights_only=True)
-            same = all(torch.equal(a, b) for a, b in zip(found["weights"], expected["weights"], strict=True))
-            differing += not same or (found["primal"], found["dual"]) != (expected["primal"], expected["dual"])
+            results = torch.load(folder / "end.pt", weights_only=True)
+            same = all(torch.equal(a, b) for a, b in zip(results["weights"], expected["weights"], strict=True))
+            differing += not same or (results["primal"], results["dual"]) != (expected["primal"], expected["dual"])
     gap = expected["primal"] - expected["dual"]
     print(
         f"{args.processes} processes: {kills} kills in {runs} runs, {hangs} hangs, {lost} lost checkpoints, "

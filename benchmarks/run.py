@@ -59,12 +59,12 @@ def run_part(name: str, settings: Settings, out: Path, resume: bool = False) -> 
             raise ValueError(f"the part {name} has no options, and --set {', '.join(settings.options)} is for others")
         result["title"] = part.TITLE
         kept = Kept(out / f"{name}.jsonl", resume)
-        found = part.collect(asker(name, log=lambda line: print(line, flush=True), kept=kept), settings)
-        summary = part.summarise(found)
+        collected = part.collect(asker(name, log=lambda line: print(line, flush=True), kept=kept), settings)
+        summary = part.summarise(collected)
         if settings.quick:
             summary = summary._replace(limits=(), notes=[*summary.notes, "small sizes: limits are not judged"])
-        result |= {"found": found, "summary": as_json(summary), "error": None}
-        result["figures"] = [file.name for file in part.draw(found, out)]
+        result |= {"found": collected, "summary": as_json(summary), "error": None}
+        result["figures"] = [file.name for file in part.draw(collected, out)]
         result["text"] = text(summary)
     except Exception as error:
         traceback.print_exc()

@@ -1,7 +1,7 @@
 """Word alignment of French and English sentences: a bipartite matching, trained to a certified duality gap.
 
-Trains on 100 sentence pairs and tests on 347, as Taskar et al. (2006); prints the alignment error rate beside that of
-two rules on the Dice coefficient, whose thresholds are chosen on the training sentences.
+Trains on 100 sentence pairs and tests on 347, as Taskar et al. (2006). Prints its alignment error rate beside two rules
+on the Dice coefficient, whose thresholds are chosen on the training sentences.
 
 python examples/alignment.py --lam 1 --gap 0.001
 """
@@ -30,7 +30,7 @@ def main(
     data: str | None = None,
     report: Path = Path("runs/alignment"),
 ) -> Report:
-    """Train a matching of words to a certified gap, and compare its alignments with those of two rules.
+    """Train a matching of words to a certified gap, and compare its alignments with two rules.
 
     Args:
         lam: Regularisation.
@@ -65,11 +65,11 @@ def main(
     trainer.fit(model, pairs)
 
     print(f"\n{len(test)} test sentences      AER  precision  recall")
-    found = {"learned matching": align(model.head, test)}
+    links_of = {"learned matching": align(model.head, test)}
     for name, rule in (("Dice matching", matching_links), ("Dice threshold", threshold_links)):
         error = lambda links: alignment_errors(links, train.pairs).error_rate  # noqa: E731
-        found[name] = rule(test.feature("dice"), best_threshold(rule, train.feature("dice"), error))
-    for name, links in found.items():
+        links_of[name] = rule(test.feature("dice"), best_threshold(rule, train.feature("dice"), error))
+    for name, links in links_of.items():
         errors = alignment_errors(links, test.pairs)
         print(f"{name:20} {errors.error_rate:8.4f} {errors.precision:10.4f} {errors.recall:7.4f}")
     return result

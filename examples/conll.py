@@ -3,7 +3,7 @@
 python examples/conll.py --lam 0.001 --gap 0.05
 
 The first run reads conll2000/{train,test}.txt.gz from the folder TORCHSSVM_DATA or downloads them. The choice of lam on
-sentences held out, and CRFsuite on the same attributes: python benchmarks/run.py conll
+held-out sentences, and CRFsuite on the same attributes: python benchmarks/run.py conll
 """
 
 from pathlib import Path
@@ -49,8 +49,8 @@ def main(
 
     def draw(figure: Any, batch: Any, labelings: torch.Tensor) -> None:
         tags = data.test.tags_of(labelings, batch.lengths)
-        found = [Tagged(data.test.words(i), data.test.tags(i), tags[i]) for i in range(len(tags))]
-        fitting = [sentence for sentence in found if 12 <= len(sentence.words) <= 24]
+        tagged = [Tagged(data.test.words(i), data.test.tags(i), tags[i]) for i in range(len(tags))]
+        fitting = [sentence for sentence in tagged if 12 <= len(sentence.words) <= 24]
         draw_chunks(figure, sorted(fitting, key=lambda one: one.true == one.predicted)[:4])
 
     result = Report(report, "CoNLL-2000, sparse chain", draw)

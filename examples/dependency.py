@@ -75,14 +75,14 @@ def main(
     )
 
     scores: dict[str, float | None] = {}
-    found: list[list[int]] = []
+    predicted: list[list[int]] = []
     for name, sentences in (("train", bank), ("test", tests)):
-        found = [[]] * len(sentences)
+        predicted = [[]] * len(sentences)
         for b in in_order(sentences, lengths=sentences.lengths):
             decoded = head.structure.decode(head(b.x, b.lengths)).tolist()
             for place, heads in zip(b.index.tolist(), decoded, strict=True):
-                found[place] = heads
-        its = attachment(found, sentences.sentences)
+                predicted[place] = heads
+        its = attachment(predicted, sentences.sentences)
         scores |= {f"{name}_uas": its.uas, f"{name}_uas_without_punctuation": its.uas_without_punctuation}
     result = RunReport(
         f"dependency parsing, {bank.path.name}, {among}",
@@ -92,9 +92,9 @@ def main(
         seed=seed,
         extra={**scores, "train_nonprojective_left_out": bank.num_skipped},
     )
-    shown = sorted(range(len(tests)), key=lambda i: abs(len(found[i]) - 9))[:4]
+    shown = sorted(range(len(tests)), key=lambda i: abs(len(predicted[i]) - 9))[:4]
     result.write(
-        report, lambda figure: draw_arcs(figure, [tests.sentences[i] for i in shown], [found[i] for i in shown])
+        report, lambda figure: draw_arcs(figure, [tests.sentences[i] for i in shown], [predicted[i] for i in shown])
     )
     print(f"{result}\nwritten to {report}")
     return result

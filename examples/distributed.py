@@ -40,7 +40,7 @@ CHANNELS = 16  # of the network
 
 
 class Discs(Dataset):
-    """Noisy pictures of a disc, and its place; each is made when it is read, so that a process makes its own alone."""
+    """Noisy pictures of a disc, and its place. Pictures are made when they are read."""
 
     def __init__(self, n: int, side: int) -> None:
         self.n, self.side = n, side
@@ -80,7 +80,7 @@ class Cuts(nn.Module):
 
 
 def train_jointly(model: Cuts, data: Discs, lam: float, batch_size: int, epochs: int) -> None:
-    """Adam on network and head; DDP averages the gradients of the processes, each of which reads its own pictures."""
+    """Adam on network and head; DDP averages the gradients of the processes, each of which reads other pictures."""
     several = distributed.is_initialized()
     together = DistributedDataParallel(model) if several else model
     sampler = DistributedSampler(data) if several else None
@@ -141,20 +141,20 @@ def main(
     objects = {"network": model.network, "optimizer": optimizer, "sampler": sampler}
     if checkpoint.exists():
         load_checkpoint(checkpoint, **objects)
-    found = certify(model, dual, in_order(data))
-    while found.gap > gap:
+    certificate = certify(model, dual, in_order(data))
+    while certificate.gap > gap:
         for _ in range(5):
             for batch in loader:
                 optimizer.zero_grad()
                 loss(model(batch.x), batch.y, batch.index).backward()
                 optimizer.step()
-        found = certify(model, dual, in_order(data))
+        certificate = certify(model, dual, in_order(data))
         save_checkpoint(checkpoint, **objects)
         if first:
-            print(f"{found}; {dual.ranks.size} processes, rho {dual.rho:.2f}", flush=True)
+            print(f"{certificate}; {dual.ranks.size} processes, rho {dual.rho:.2f}", flush=True)
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    return found
+    return certificate
 
 
 if __name__ == "__main__":

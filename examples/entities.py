@@ -38,7 +38,7 @@ def main(
     seed: int = 0,
     report: Path = Path("runs/entities"),
 ) -> RunReport:
-    """Train on a file of columns to a certified gap, and score the entities found in another.
+    """Train on a file of columns to a certified gap, and score the predicted entities of another.
 
     Args:
         train: File with a token a line; by default the Danish training sentences.
@@ -78,12 +78,12 @@ def main(
     solver = Solver(seed=seed)
     last = solve(head, entities, lam, tolerance=gap, max_passes=max_passes, solver=solver, on_check=on_check)
 
-    found = [
+    predicted = [
         tags
         for batch in in_order(tests)
         for tags in tests.tags_of(head.structure.decode(head(batch.x, batch.lengths)), batch.lengths)
     ]
-    scores = chunk_scores([tests.tags(i) for i in range(len(tests))], found)
+    scores = chunk_scores([tests.tags(i) for i in range(len(tests))], predicted)
     result = RunReport(
         f"named entities, {Path(files[0]).name}",
         history,
@@ -92,7 +92,9 @@ def main(
         seed=seed,
         extra={"test_f1": scores.overall.f1, "test_token_error": scores.token_error},
     )
-    shown = [Tagged(tests.words(i), tests.tags(i), found[i]) for i in range(len(tests)) if len(set(tests.tags(i))) > 2]
+    shown = [
+        Tagged(tests.words(i), tests.tags(i), predicted[i]) for i in range(len(tests)) if len(set(tests.tags(i))) > 2
+    ]
     result.write(report, lambda figure: draw_chunks(figure, shown[:4]))
     print(f"{result}\nentities of the test sentences\n{scores}\nwritten to {report}")
     return result

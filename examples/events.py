@@ -31,8 +31,8 @@ def main(
     """Train segments and a chain on the same sequences.
 
     Args:
-        data: Drawn sequences, where an event is found if both its ends are; or videos, ten frames a second, where one
-            is that shares half of its frames.
+        data: Drawn sequences, where an event is right if both ends are; or videos, ten frames a second, where an event
+            is right if it shares half of its frames.
         lam: Regularisation.
         noise: Standard deviation of the noise of each frame.
         num_sequences: Sequences for training, and for the test.
@@ -57,19 +57,19 @@ def main(
     solve(chain, frames, lam, progress=False)
 
     true = structure.spans(test.y)
-    found, others = (
+    predicted, others = (
         structure.spans(
             structure.from_frames(one.structure.by_position(one.structure.decode(one(test.x, test.lengths))))
         )
         for one in (head, chain)
     )
     overlap = 0.5 if gestures else 1.0
-    scores = span_f1(found, true, overlap), span_f1(others, true, overlap)
+    scores = span_f1(predicted, true, overlap), span_f1(others, true, overlap)
     print(f"F1 of events: segments {scores[0]:.3f}, chain {scores[1]:.3f}")
 
     figure = Figure(figsize=(9, 2.4), layout="tight")
     axes = figure.subplots()
-    for row, spans in enumerate((others[0], found[0], true[0])):
+    for row, spans in enumerate((others[0], predicted[0], true[0])):
         for start, end, label in spans:
             axes.barh(row, end - start, left=start, color=colormaps["tab10"](label), edgecolor="white", height=0.8)
     axes.set_yticks(range(3), ["chain", "segments", "true"])

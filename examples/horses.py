@@ -80,7 +80,7 @@ def main(
         enable_checkpointing=False,
     )
     trainer.fit(model, loaders)
-    labels = [own for batch in loaders.test_dataloader() for own in model.decode(batch.x, batch.lengths).labels]
+    labels = [row for batch in loaders.test_dataloader() for row in model.decode(batch.x, batch.lengths).labels]
     print(f"test images, in pixels: {test.scores(labels)}")
     return result
 

@@ -46,8 +46,8 @@ class OnPixels(L.LightningModule):
         """The loss of some images."""
         image, mask = random_views(*batch)
         logits = self.classifier(image)
-        found = logits.sigmoid()
-        dice = 1 - (2 * (found * mask).sum((1, 2)) + 1) / (found.sum((1, 2)) + mask.sum((1, 2)) + 1)
+        predicted = logits.sigmoid()
+        dice = 1 - (2 * (predicted * mask).sum((1, 2)) + 1) / (predicted.sum((1, 2)) + mask.sum((1, 2)) + 1)
         return functional.binary_cross_entropy_with_logits(logits, mask) + 0.5 * dice.mean()
 
     def configure_optimizers(self):
@@ -119,7 +119,7 @@ def main(
     result = Report(report, "horses, graph cuts on a U-Net" + (" (trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result]
     L.Trainer(max_epochs=-1, callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)
-    labels = [own for batch in loaders.test_dataloader() for own in model.decode(batch.x, batch.lengths).labels]
+    labels = [row for batch in loaders.test_dataloader() for row in model.decode(batch.x, batch.lengths).labels]
     print(f"test images, in pixels: {test.scores(labels)}")
     print(f"U-Net on pixels alone:  {segmentation_scores(masks, [test.mask(i) for i in range(len(test))])}")
     return result

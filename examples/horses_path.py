@@ -67,7 +67,7 @@ def main(
 
     def iou() -> float:
         batches = in_order(test, batch_size=16)
-        labels = [own for b in batches for own in head.structure.decode(head(b.x)).labels]
+        labels = [row for b in batches for row in head.structure.decode(head(b.x)).labels]
         return test_images.scores(labels).iou
 
     top, ratio = path.points[0].lam, max(path.lowest, lam_min) / path.points[0].lam

@@ -42,7 +42,7 @@ def main(
         chains: To train on.
         test_chains: To test on; decoding them looks at all pairs of states.
         lam: Regularisation.
-        rho: Penalty of GDMM, in mean costs of a wrong state; by default GDMM's own.
+        rho: Penalty of GDMM, in mean costs of a wrong state; by default GDMM's choice.
         gap: Stop at this certified gap.
         violation: And this mean violation.
         max_passes: Or after so many passes.

@@ -1,6 +1,6 @@
 """Crosses in noisy images: the label is known, + or ×, and the place is not; learned together with two templates.
 
-Begins with the brightest place of each image. Prints the errors, and draws the templates and the places found.
+Begins with the brightest place of each image. Prints the errors, and draws the templates and the predicted places.
 
 python examples/latent.py --noise 0.3
 """
@@ -53,9 +53,9 @@ def main(
     head, structure = Templates(), HiddenStates(Multiclass(len(shows)), shows)
     print(latent(head, train, lam, structure=structure))
 
-    found = structure.decode(head(test.x))
-    error = float((structure.observe(found) != test.y).double().mean())
-    right = float((found // 2 == test.places).double().mean())
+    states = structure.decode(head(test.x))
+    error = float((structure.observe(states) != test.y).double().mean())
+    right = float((states // 2 == test.places).double().mean())
     pixels, others = (PaddedDataset(data.images.flatten(1), data.y) for data in (train, test))
     solve(linear := LinearMulticlass(pixels.x.shape[1], 2), pixels, 0.1)
     plain = evaluate(linear, linear.structure, others).loss
@@ -66,10 +66,10 @@ def main(
         template = number % 5 == 0  # the first column has templates, the others have test images
         shown = head.weight.detach()[number // 5].view(3, 3) if template else test.images[number]
         axes.imshow(shown.numpy(), cmap="gray")
-        axes.set_title("template" if template else "+×"[int(found[number]) % 2])
+        axes.set_title("template" if template else "+×"[int(states[number]) % 2])
         axes.set_axis_off()
         if not template:
-            row, column = divmod(int(found[number]) // 2, test.images.shape[1] - 2)
+            row, column = divmod(int(states[number]) // 2, test.images.shape[1] - 2)
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 3, 3, fill=False, edgecolor="tab:orange", lw=2))
     report.mkdir(parents=True, exist_ok=True)
     figure.savefig(report / "latent.png", dpi=80)

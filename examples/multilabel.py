@@ -111,9 +111,9 @@ def main(
         loop = TorchLoop(head, BlockGap(dual), train, seed=seed)
         print(loop.solve(gap, max_passes=dual.passes + max_passes))
 
-    found = torch.cat([model.decode(batch.x, batch.lengths) for batch in examples.test_dataloader()])
+    predicted = torch.cat([model.decode(batch.x, batch.lengths) for batch in examples.test_dataloader()])
     truth = examples.test.labels.dense()
-    print(f"\ntest examples: {multilabel_scores(truth, found)}")
+    print(f"\ntest examples: {multilabel_scores(truth, predicted)}")
     print(f"no labels:     {multilabel_scores(truth, torch.zeros_like(truth))}")
     if interactions:
         names = [name.removeprefix("TAG_") for name in examples.train.label_names]

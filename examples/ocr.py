@@ -34,7 +34,7 @@ def main(
 
     Args:
         size: Training words: 626 or 6251.
-        lam: Regularisation; by default that of guess_lam, which follows features and losses.
+        lam: Regularisation; by default guess_lam chooses it from features and losses.
         gap: Stop when the certified gap is at most this share of the primal.
         max_passes: Or after so many passes.
         batch_size: Words of a step.

@@ -49,7 +49,7 @@ def main(
 
     Args:
         size: Training words: 626 or 6251.
-        lam: Regularisation; by default that of guess_lam, which follows features and losses.
+        lam: Regularisation; by default guess_lam chooses it from features and losses.
         gap: Stop at this certified gap.
         max_passes: Or after so many passes.
         batch_size: Words of a step.
@@ -86,7 +86,7 @@ def main(
         save_checkpoint(report / "run.pt", optimizer=optimizer, sampler=sampler, history=kept)
         print(history[-1][0])
 
-    found = RunReport(
+    run_report = RunReport(
         "OCR, chain on pixels",
         history,
         num_weights=sum(p.numel() for p in head.parameters()),
@@ -97,9 +97,9 @@ def main(
     )
     words = test.__getitems__(range(0, len(test), len(test) // 6))
     labelings = dual.structure.decode(head(words.x, words.lengths))
-    found.write(report, lambda figure: draw_words(figure, words, labelings))
-    print(f"{found}\nwritten to {report}")
-    return found
+    run_report.write(report, lambda figure: draw_words(figure, words, labelings))
+    print(f"{run_report}\nwritten to {report}")
+    return run_report
 
 
 if __name__ == "__main__":

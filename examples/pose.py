@@ -130,15 +130,15 @@ def main(
     )
     trainer.fit(model, loaders)
 
-    found: dict[str, list[torch.Tensor]] = {"network": [], "structured": []}
+    poses: dict[str, list[torch.Tensor]] = {"network": [], "structured": []}
     with torch.no_grad():
         for batch in loaders.test_dataloader():
             best = net.outputs.places(batch.x).argmax(2)
-            found["network"].append(torch.stack([best % structure.width, best // structure.width], 2))
-            found["structured"].append(model.decode(batch.x)[:, :, :2])
-    joints = {name: test.pixels(torch.cat(places)[:, : len(JOINTS)], STRIDE) for name, places in found.items()}
-    for name, own in joints.items():
-        print(f"{name:12} {test.scores(own)}")
+            poses["network"].append(torch.stack([best % structure.width, best // structure.width], 2))
+            poses["structured"].append(model.decode(batch.x)[:, :, :2])
+    joints = {name: test.pixels(torch.cat(places)[:, : len(JOINTS)], STRIDE) for name, places in poses.items()}
+    for name, pixels in joints.items():
+        print(f"{name:12} {test.scores(pixels)}")
     figure = result.report.figure(
         lambda figure: draw_poses(figure, test, range(6), {n: j[:6] for n, j in joints.items()})
     )

@@ -65,14 +65,14 @@ def main(
     network.eval()
     ranked["network"] = head.structure.decode(head(network(test.x), test.lengths))
 
-    found = {name: ranking_scores(test.y, places) for name, places in ranked.items()}
-    for name, scores in found.items():
+    scores_of = {name: ranking_scores(test.y, places) for name, places in ranked.items()}
+    for name, scores in scores_of.items():
         print(f"{name:10} {scores}")
     report.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(9, 7))
     draw_rankings(figure, test.y[:5], {name: places[:5] for name, places in ranked.items()})
     figure.savefig(report / "rankings.png", dpi=100)
-    return found
+    return scores_of
 
 
 if __name__ == "__main__":

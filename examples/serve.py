@@ -24,14 +24,17 @@ def names(words: list[str], t: int) -> list[str]:
     """The features of word t: itself and its neighbours, its ends, and how it is written."""
     word = words[t]
     near = {f"word[{i}]": words[t + i].lower() for i in (-2, -1, 0, 1, 2) if 0 <= t + i < len(words)}
-    found = [f"{place}={value}" for place, value in near.items()]
-    found += [f"pair={near['word[0]']} {near[place]}" for place in ("word[-1]", "word[1]") if place in near]
-    found += [f"begins={word[:3].lower()}"] + [f"ends={word[-n:].lower()}" for n in (1, 2, 3)]
-    found += [f"case={word[:1].isupper()}{word.isupper()}{any(c.isdigit() for c in word)}", "first" if t == 0 else "in"]
+    features = [f"{place}={value}" for place, value in near.items()]
+    features += [f"pair={near['word[0]']} {near[place]}" for place in ("word[-1]", "word[1]") if place in near]
+    features += [f"begins={word[:3].lower()}"] + [f"ends={word[-n:].lower()}" for n in (1, 2, 3)]
+    features += [
+        f"case={word[:1].isupper()}{word.isupper()}{any(c.isdigit() for c in word)}",
+        "first" if t == 0 else "in",
+    ]
     for i, place in ((-1, "before"), (1, "after")):
         if 0 <= t + i < len(words):
-            found += [f"{place} ends={words[t + i][-2:].lower()}"]
-    return found
+            features += [f"{place} ends={words[t + i][-2:].lower()}"]
+    return features
 
 
 class Tagger:
@@ -47,10 +50,10 @@ class Tagger:
         order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
         tags: list[list[str]] = [[] for _ in sentences]
         for begin in range(0, len(order), batch_size):
-            own = order[begin : begin + batch_size]
-            features = [[names(sentences[i], t) for t in range(len(sentences[i]))] for i in own]
+            rows = order[begin : begin + batch_size]
+            features = [[names(sentences[i], t) for t in range(len(sentences[i]))] for i in rows]
             x, lengths = batch_of_names(features, self.vocabulary)
-            for i, states in zip(own, self.model(x, lengths).tolist(), strict=True):
+            for i, states in zip(rows, self.model(x, lengths).tolist(), strict=True):
                 tags[i] = [self.labels[state] for state in states if state >= 0]
         return tags
 
@@ -94,13 +97,13 @@ def main() -> None:
     unseen, true = [list(test.words(i)) for i in range(len(test))], [list(test.tags(i)) for i in range(len(test))]
     tagger.tag(unseen[:64])
     seconds = time.process_time()
-    found = tagger.tag(unseen)
+    predicted = tagger.tag(unseen)
     seconds = time.process_time() - seconds
     words = sum(map(len, unseen))
-    right = sum(a == b for x, y in zip(found, true, strict=True) for a, b in zip(x, y, strict=True))
+    right = sum(a == b for x, y in zip(predicted, true, strict=True) for a, b in zip(x, y, strict=True))
     print(f"{words:,} words in {seconds:.2f} CPU seconds on one thread, features included:")
     print(f"{words / seconds:,.0f} words a second; {100 * right / words:.1f} % of the tags are right")
-    print(*(f"{word}/{tag}" for word, tag in zip(unseen[0], found[0], strict=True)))
+    print(*(f"{word}/{tag}" for word, tag in zip(unseen[0], predicted[0], strict=True)))
 
 
 if __name__ == "__main__":

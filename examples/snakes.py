@@ -51,15 +51,15 @@ def main(
 
     batch = next(iter(in_order(test, batch_size=6)))
     with torch.no_grad():
-        found = structure.decode(head(batch.x, batch.lengths)).labels
+        predicted = structure.decode(head(batch.x, batch.lengths)).labels
     figure = new_figure((12, 6))
     for i, (rows, columns) in enumerate(test.sizes[:6].tolist()):
-        truth, own = (labels[i, : rows * columns].view(rows, columns) for labels in (batch.y, found))
-        for line, (title, picture) in enumerate((("picture", test.picture(i)), ("true", truth), ("found", own))):
+        truth, guess = (labels[i, : rows * columns].view(rows, columns) for labels in (batch.y, predicted))
+        for line, (title, picture) in enumerate((("picture", test.picture(i)), ("true", truth), ("predicted", guess))):
             axes = figure.add_subplot(3, 6, 6 * line + i + 1)
             axes.imshow(picture, **({"vmin": 0, "vmax": 10, "cmap": "magma"} if line else {}))
             axes.set(xticks=[], yticks=[], title=title)
-            for r, c in (own != truth).nonzero().tolist() if line == 2 else ():
+            for r, c in (guess != truth).nonzero().tolist() if line == 2 else ():
                 axes.plot(c, r, "x", color="cyan")
     report.mkdir(parents=True, exist_ok=True)
     figure.savefig(report / "snakes.png", dpi=80)

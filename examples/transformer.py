@@ -67,7 +67,7 @@ def train(options: argparse.Namespace) -> None:
         fitting.train()
     print(tagger.solve(seen, held_out, progress=False))  # lambda is chosen; the better head is kept
     print(f"temperature {tagger.calibrate(held_out):.3g}")
-    print(f"F1 held out {fitting.evaluate()['eval_f1']:.4f}")
+    print(f"F1 of held-out sentences {fitting.evaluate()['eval_f1']:.4f}")
     tagger.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
 

@@ -76,12 +76,12 @@ class PlaneBlocks:
 
     def hinges(self, weights: Any) -> Any:
         """Every example's largest ``cost - <plane, w>``, at least 0: ``[n]`` float64."""
-        found = np.zeros(self.num_examples)
+        results = np.zeros(self.num_examples)
         held = weights.astype(self.planes.dtype)
         for block in self.blocks:
             slopes = self.costs[block] - self.planes[block] @ held
-            found[self.owner[block.start]] = max(0.0, float(slopes.max()))
-        return found
+            results[self.owner[block.start]] = max(0.0, float(slopes.max()))
+        return results
 
     def _sweep(self, alpha: Any, weights: Any, allowed: float) -> float:
         """Solve each block's own QP, one after another; changes ``alpha`` and ``weights``.
@@ -118,9 +118,9 @@ def ascend_simplex(slopes: Any, alpha: Any, curvature: Any) -> Any:
     Returns:
         b, ``[C]`` float64.
     """
-    found = alpha.copy()
-    _ascend(slopes.astype(np.float64), found, curvature, _SHARE, _STEPS_PER_OUTPUT * (1 + len(alpha)))
-    return found
+    results = alpha.copy()
+    _ascend(slopes.astype(np.float64), results, curvature, _SHARE, _STEPS_PER_OUTPUT * (1 + len(alpha)))
+    return results
 
 
 @njit

@@ -63,7 +63,7 @@ def make_pass(
     """
     hinges, exact, relaxed = 0.0, True, False
     targets = torch.zeros(problem.num_examples, dtype=torch.int64)
-    found = torch.zeros(slack.size, dtype=torch.float64)
+    collected = torch.zeros(slack.size, dtype=torch.float64)
     head, device = in_full_precision(head, problem.parameters), problem.parameters[0].device
     for batch, potentials, index in every_example(
         head, batches, device, partial(check_batch, problem), problem.num_examples
@@ -74,14 +74,14 @@ def make_pass(
         assert corner.read is not None
         with full_precision(potentials.device):
             parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
-            found += flat(adjoint(potentials, parts, problem.parameters)).cpu()
+            collected += flat(adjoint(potentials, parts, problem.parameters)).cpu()
             slack.collect(index, potentials, corner)
         hinges += float(corner.read[1].sum())
         exact &= corner.exact
         relaxed |= corner.relaxed
     check_targets(problem, targets)
-    known = features if len(features) else found
-    if float((found - known).norm()) > TOLERANCE * float(known.norm()):
+    known = features if len(features) else collected
+    if float((collected - known).norm()) > TOLERANCE * float(known.norm()):
         raise RuntimeError(
             "the features have moved since the last pass, and the planes are those of the old features, so that the "
             "lower bound is not valid: make a new CuttingPlane, and take dropout and augmentation out of the "
@@ -94,4 +94,4 @@ def make_pass(
             f"the primal, {primal:.6g}, is below the lower bound, {dual:.6g}: did examples, targets, lengths "
             "or the features below the head change between the passes?"
         )
-    return Pass(primal, exact, relaxed, targets, found)
+    return Pass(primal, exact, relaxed, targets, collected)

@@ -94,8 +94,8 @@ class OneSlack(Slack):
         gram = torch.cat([torch.cat([self.gram, products.view(1, -1)]), corner.view(-1, 1)], 1)
         costs = torch.cat([self.costs, torch.tensor([self._cost], dtype=torch.float64)])
         held = torch.cat([self.alpha, torch.zeros(1, dtype=torch.float64)])
-        found = self._solve_qp(gram, costs)
-        alpha = found if _value(found, gram, costs, self.lam) > _value(held, gram, costs, self.lam) else held
+        results = self._solve_qp(gram, costs)
+        alpha = results if _value(results, gram, costs, self.lam) > _value(held, gram, costs, self.lam) else held
         idle = torch.where(alpha > 0.0, 0, torch.cat([self.idle, torch.zeros(1, dtype=torch.int64)]) + 1)
         rows = (idle < self.keep).nonzero().flatten()
         planes = torch.cat([self.planes, self._plane.view(1, -1)])
@@ -123,16 +123,16 @@ class OneSlack(Slack):
             from scipy.sparse import csc_matrix as convert  # SciPy comes with qpsolvers
         else:
             convert = np.asarray
-        found = package.solve_qp(
+        results = package.solve_qp(
             P=convert(matrix * (unit**2 / value)),
             q=-linear * (unit / value),
             G=convert(constraints),
             h=np.concatenate([[1.0 / unit], np.zeros(size)]),
             solver=self.solver,
         )
-        if found is None or not np.isfinite(found).all():
+        if results is None or not np.isfinite(results).all():
             raise RuntimeError(f"solver={self.solver!r} found no solution of a QP with {size} planes: try another one")
-        alpha = torch.from_numpy(np.array(found, dtype=np.float64)) * unit
+        alpha = torch.from_numpy(np.array(results, dtype=np.float64)) * unit
         alpha = torch.where(alpha > _INACTIVE * float(alpha.max()), alpha, 0.0)
         return alpha / max(1.0, float(alpha.sum()))
 

@@ -64,16 +64,16 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     for repeat in range(settings.repeats):
         seed = 1 + repeat
         for side, options in OURS.items():
-            found = ask("bcfw", **options, **task, seed=seed, epochs=visits, target=target)
-            runs.setdefault(side, []).append(found)
+            results = ask("bcfw", **options, **task, seed=seed, epochs=visits, target=target)
+            runs.setdefault(side, []).append(results)
         for name, picks in chosen.items():
             for pick in dict.fromkeys(pick for pick in picks.values() if pick is not None):
                 options = dict(zip(("optimizer", "lr", "epochs"), (name, *pick), strict=True))
-                found = ask("hinge", **options, **task, seed=seed)
-                runs.setdefault(describe(name, pick), []).append(found)
+                results = ask("hinge", **options, **task, seed=seed)
+                runs.setdefault(describe(name, pick), []).append(results)
         for package in ("python-crfsuite", "pytorch-crf"):
-            found = ask("crf", package=package, **task, seed=seed, epochs=epochs)
-            runs.setdefault(package, []).append(found)
+            results = ask("crf", package=package, **task, seed=seed, epochs=epochs)
+            runs.setdefault(package, []).append(results)
     return {"problem": task, "reference": known, "tried": tried, "chosen": chosen, "runs": runs}
 
 
@@ -101,22 +101,22 @@ def cell(runs: list[dict[str, Any]], optimum: float, threshold: float, base: flo
     return f"{seconds:.3g} s" + ("" if times is None else f", {times:.3g} x")
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Seconds to the thresholds, and what the search took."""
-    known, runs = found["reference"], found["runs"]
+    known, runs = results["reference"], results["runs"]
     optimum = known["dual"]
     base = {t: median(reached(run, optimum, t) for run in runs[BASE]) for t in THRESHOLDS}
     rows: list[list[Any]] = []
     for side in OURS:
         rows.append([side, *(cell(runs[side], optimum, t, base[t]) for t in THRESHOLDS), None])
-    for side, picks in found["chosen"].items():
+    for side, picks in results["chosen"].items():
         row: list[Any] = [f"{side}, best learning rate and horizon"]
         for threshold in THRESHOLDS:
             pick = picks[f"{threshold:g}"]
             its = [] if pick is None else runs[describe(side, pick)]
             how = "" if pick is None else f" (lr {pick[0]:g}, {pick[1]} epochs)"
             row.append(cell(its, optimum, threshold, base[threshold]) + how)
-        spent = (run["curve"][-1]["cpu_seconds"] for run in found["tried"] if run["optimizer"] == side)
+        spent = (run["curve"][-1]["cpu_seconds"] for run in results["tried"] if run["optimizer"] == side)
         rows.append([*row, sum(spent)])
     error: list[list[Any]] = [[side, None, median(run["test_error"] for run in runs[side])] for side in OURS]
     for package in ("python-crfsuite", "pytorch-crf"):
@@ -128,7 +128,7 @@ def summarise(found: dict[str, Any]) -> Summary:
     for package in OTHERS:
         there = importlib.util.find_spec(package) is not None
         error.append([package, None, "installed, and not run by this benchmark" if there else "not installed"])
-    task = found["problem"]
+    task = results["problem"]
     title = f"OCR-{task['size']}, lam = {task['lam']:g}, one thread: CPU seconds to a primal within"
     notes = [
         f"optimum between {known['dual']:.6f} and {known['primal']:.6f}, after {known['passes']:.0f} passes and "
@@ -136,8 +136,8 @@ def summarise(found: dict[str, Any]) -> Summary:
         "optimum is the most by which that is too much",
         "CRFs maximise the log-likelihood with the same features and the same lam: another objective, for context",
     ]
-    for name, picks in found["chosen"].items():
-        tried = sorted({run["lr"] for run in found["tried"] if run["optimizer"] == name})
+    for name, picks in results["chosen"].items():
+        tried = sorted({run["lr"] for run in results["tried"] if run["optimizer"] == name})
         if edge := sorted({pick[0] for pick in picks.values() if pick is not None} & {tried[0], tried[-1]}):
             notes.append(f"{name}: the best learning rate is at the edge of those tried, {edge}")
     columns = ["method", *(f"{100 * t:g} %" for t in THRESHOLDS), "search, CPU s"]
@@ -150,11 +150,11 @@ def summarise(found: dict[str, Any]) -> Summary:
     )
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Suboptimality over the seconds of the first repeat."""
-    optimum = found["reference"]["dual"]
+    optimum = results["reference"]["dual"]
     curves = {}
-    for side, runs in found["runs"].items():
+    for side, runs in results["runs"].items():
         if "curve" in runs[0]:
             points = [p for p in suboptimality(runs[0], optimum) if p["cpu_seconds"] > 0 and p["gap"] > 0]
             curves[side] = ([p["cpu_seconds"] for p in points], [p["gap"] for p in points])

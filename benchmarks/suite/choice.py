@@ -133,10 +133,10 @@ def train(task: str, rules: str, seconds: float, batch_size: int) -> dict[str, A
     trainer = make_trainer(head, data, lam, solver=Solver(batch_size=batch_size, **RULES[rules]))
     trainer.step()  # both compile
     trainer.certify()
-    found: dict[str, Any] = dict.fromkeys(map(str, SHARES))
+    results: dict[str, Any] = dict.fromkeys(map(str, SHARES))
     start, dual, checked, seen = time.process_time(), trainer.dual, trainer.dual.passes, 0
     spent = 0.0
-    while found[str(SHARES[-1])] is None and spent < seconds:
+    while results[str(SHARES[-1])] is None and spent < seconds:
         before = dual.moved
         trainer.step()
         seen += dual.moved - before
@@ -144,10 +144,10 @@ def train(task: str, rules: str, seconds: float, batch_size: int) -> dict[str, A
             certificate, seen = trainer.certify(), 0
             checked, spent = dual.passes, time.process_time() - start
             for share in SHARES:
-                if certificate.relative_gap <= share and found[str(share)] is None:
-                    found[str(share)] = [spent, certificate.passes]
+                if certificate.relative_gap <= share and results[str(share)] is None:
+                    results[str(share)] = [spent, certificate.passes]
         spent = time.process_time() - start
-    return found
+    return results
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
@@ -157,18 +157,18 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {task: {rules: ask("train", task=task, rules=rules, **own) for rules in RULES} for task in options["tasks"]}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """A row for each rule."""
     rows = [
-        [task, rules, *(cell for share in SHARES for cell in (own[str(share)] or [None, None]))]
-        for task, several in found.items()
-        for rules, own in several.items()
+        [task, rules, *(cell for share in SHARES for cell in (result[str(share)] or [None, None]))]
+        for task, several in results.items()
+        for rules, result in several.items()
     ]
     columns = ["", "rules", *(f"{unit} to {100 * share:g} %" for share in SHARES for unit in ("CPU seconds", "passes"))]
     return Summary([Table("To a share of the primal", columns, rows)])
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

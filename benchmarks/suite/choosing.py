@@ -147,27 +147,27 @@ def over_gap(task: str, lam_n: float, shares: list[float], seed: int, seconds: f
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """Both, of every task."""
     options = chosen(settings, OPTIONS, QUICK)
-    seconds, found = options["seconds"], {}
+    seconds, results = options["seconds"], {}
     for task in options["tasks"]:
         lams = {"guess": ask("guess", task=task)}
         lams |= ask("over_lam", task=task, multiples=options["multiples"][task], seconds=seconds)
         its = {"task": task, "lam_n": options["gap_at"][task], "shares": options["shares"], "seconds": seconds}
         gaps = [ask("over_gap", seed=seed, **its) for seed in range(options["seeds"])]
-        found[task] = {**lams, "lam_n": options["gap_at"][task], "gaps": gaps}
-    return found
+        results[task] = {**lams, "lam_n": options["gap_at"][task], "gaps": gaps}
+    return results
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """A row for each lambda, and for each gap."""
     lams, gaps = [], []
-    for task, own in found.items():
-        best = max(row["score"] for row in own["rows"])
-        for row in own["rows"]:
-            ratio = row["lam"] / own["guess"]
+    for task, result in results.items():
+        best = max(row["score"] for row in result["rows"])
+        for row in result["rows"]:
+            ratio = row["lam"] / result["guess"]
             figures = [row[name] for name in ("loss", "passes", "cpu_seconds")]
             score = f"{row['score']:.2f}" + (" best" if row["score"] == best else "")
-            lams.append([task, row["lam"], row["lam"] * own["n"], ratio, score, *figures])
-        for several in zip(*own["gaps"], strict=False):
+            lams.append([task, row["lam"], row["lam"] * result["n"], ratio, score, *figures])
+        for several in zip(*result["gaps"], strict=False):
             scores = ", ".join(f"{row['score']:.2f}" for row in several)
             middle = sorted(several, key=lambda row: float(row["cpu_seconds"]))[len(several) // 2]
             proved = f"{100 * middle['gap']:.2g} %"
@@ -178,7 +178,7 @@ def summarise(found: dict[str, Any]) -> Summary:
     return Summary([Table(title, columns, lams), Table("Held-out scores over the gap, at one lambda", of_gap, gaps)])
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """A chart of each task, over lambda and over the gap."""
     from matplotlib.ticker import NullFormatter
 
@@ -186,22 +186,26 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
 
     files = []
     for name in ("lam", "gap"):
-        rows = -(-len(found) // 2)
+        rows = -(-len(results) // 2)
         figure = new_figure((7.5, 2.7 * rows))
-        for axes, (task, own) in zip(figure.subplots(rows, 2, squeeze=False).flat, found.items(), strict=False):
+        for axes, (task, result) in zip(figure.subplots(rows, 2, squeeze=False).flat, results.items(), strict=False):
             axes.set(xscale="log", ylabel=SCORES[task])
             if name == "lam":
-                axes.plot([row["lam"] * own["n"] for row in own["rows"]], [row["score"] for row in own["rows"]], ".-")
-                axes.axvline(own["guess"] * own["n"], color="grey", linewidth=0.9, linestyle="--", label="guess_lam")
-                axes.set(xlabel="λ n = 1/C", title=f"{task}, n = {own['n']:,}")
+                axes.plot(
+                    [row["lam"] * result["n"] for row in result["rows"]], [row["score"] for row in result["rows"]], ".-"
+                )
+                axes.axvline(
+                    result["guess"] * result["n"], color="grey", linewidth=0.9, linestyle="--", label="guess_lam"
+                )
+                axes.set(xlabel="λ n = 1/C", title=f"{task}, n = {result['n']:,}")
                 axes.legend(fontsize="small")
             else:
-                for seed, run in enumerate(own["gaps"]):
+                for seed, run in enumerate(result["gaps"]):
                     points = [100 * row["gap"] for row in run], [row["score"] for row in run]
                     axes.plot(*points, ".-", linewidth=1, label=f"seed {seed}")
-                end = own["gaps"][0][-1]["score"]
+                end = result["gaps"][0][-1]["score"]
                 axes.set(xlim=(60, 0.09), ylim=(end - 4, end + 2), xlabel="certified gap, % of the primal")
-                axes.set_title(f"{task}, λ n = {own['lam_n']:g}")
+                axes.set_title(f"{task}, λ n = {result['lam_n']:g}")
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.grid(alpha=0.25)

@@ -107,14 +107,14 @@ def both(data: str, tol: float, share: float, repeats: int) -> dict[str, Any]:
         return fit(LinearSVC(tol=level, **options))
 
     _, model = ours()  # compiles
-    found: dict[str, Any] = {"primal": model.certificate_.primal, "gap": model.certificate_.relative_gap}
+    results: dict[str, Any] = {"primal": model.certificate_.primal, "gap": model.certificate_.relative_gap}
     for level in (1.0, 0.3, 0.1, 0.03, 0.01, 0.008, 0.006, 0.003, 0.001, 1e-4):
         primal = objective(x, y, theirs(level)[1].coef_)
-        if primal <= 1.001 * found["primal"]:
+        if primal <= 1.001 * results["primal"]:
             break
     runs = [(ours()[0], theirs(level)[0]) for _ in range(repeats)]
     mine, other = (statistics.median(own) for own in zip(*runs, strict=True))
-    return {**found, "ours": mine, "theirs": other, "level": level, "their_primal": primal}
+    return {**results, "ours": mine, "theirs": other, "level": level, "their_primal": primal}
 
 
 def compiling() -> float:
@@ -139,14 +139,14 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """Each data set in a process of its own, and the first fit."""
     options = chosen(settings, OPTIONS, QUICK)
     its = {"tol": options["tol"], "share": options["share"], "repeats": settings.repeats}
-    found = {data: ask("both", data=data, **its) for data in options["data"]}
-    return {"data": found, "compiling": ask("compiling")}
+    results = {data: ask("both", data=data, **its) for data in options["data"]}
+    return {"data": results, "compiling": ask("compiling")}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Seconds side by side."""
     rows, limits = [], []
-    for data, one in found["data"].items():
+    for data, one in results["data"].items():
         ratio = one["ours"] / one["theirs"]
         rows.append(
             [data, one["ours"], one["primal"], one["gap"], one["theirs"], one["their_primal"], one["level"], ratio]
@@ -162,11 +162,11 @@ def summarise(found: dict[str, Any]) -> Summary:
         "its tol",
         "ratio",
     ]
-    limits.append(Limit("a first fit", found["compiling"], COMPILING, " CPU s"))
+    limits.append(Limit("a first fit", results["compiling"], COMPILING, " CPU s"))
     return Summary([Table("To 0.1 % of the objective, C = 1", columns, rows)], limits)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

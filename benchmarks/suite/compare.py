@@ -168,19 +168,19 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {**options, "runs": runs}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """A table of passes and seconds for each lam, and one of test errors."""
-    gaps = [gap for gap in GAPS if gap >= found["gap"]] or [found["gap"]]
-    tables = [medians(f"OCR-{found['size']}, lam = {lam}", runs, gaps) for lam, runs in found["runs"].items()]
-    for lam, runs in found["runs"].items():
+    gaps = [gap for gap in GAPS if gap >= results["gap"]] or [results["gap"]]
+    tables = [medians(f"OCR-{results['size']}, lam = {lam}", runs, gaps) for lam, runs in results["runs"].items()]
+    for lam, runs in results["runs"].items():
         rows = [[name, 100 * several[0]["test_error"]] for name, several in runs.items()]
         tables.append(Table(f"lam = {lam}: wrong letters of the test words", ["solver", "%"], rows))
     return Summary(tables)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Gaps, a figure for each lam."""
-    return [curves(folder / f"compare {lam}.png", runs) for lam, runs in found["runs"].items()]
+    return [curves(folder / f"compare {lam}.png", runs) for lam, runs in results["runs"].items()]
 
 
 MEASURES = {"blocks": blocks, "baseline": baseline}

@@ -57,16 +57,16 @@ def bcfw(min_count: int, loss: str, lam: float, held_out: bool, **limits: Any) -
 
 def crfsuite(min_count: int, iterations: int) -> dict[str, Any]:
     """CRFsuite, from the start, with the attributes that the vocabulary has."""
-    found = tagging.crfsuite(*read(min_count), 1.0, iterations)
-    del found["counts"]
-    return found
+    results = tagging.crfsuite(*read(min_count), 1.0, iterations)
+    del results["counts"]
+    return results
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """Everything on each set of attributes."""
     options = chosen(settings, OPTIONS, QUICK)
     limits = {name: options[name] for name in ("share", "max_passes", "seed")}
-    found = []
+    results = []
     for least in options["min_count"]:
         one: dict[str, Any] = {"losses": {}, "CRFsuite": []}
         for loss, normalize in LOSSES.items():
@@ -81,14 +81,14 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
             one["attributes"] = run["attributes"]
         if importlib.util.find_spec("pycrfsuite") is not None:
             one["CRFsuite"] = [ask("crfsuite", min_count=least, iterations=i) for i in options["iterations"]]
-        found.append(one)
-    return {"share": options["share"], "found": found}
+        results.append(one)
+    return {"share": options["share"], "found": results}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """A line for each loss, and for CRFsuite one for each number of iterations."""
     tables, limits = [], []
-    for one in found["found"]:
+    for one in results["found"]:
         rows: list[list[Any]] = []
         for loss, run in one["losses"].items():
             end, searched = run["points"][-1], sum(point["cpu_seconds"] for point in run["search"])
@@ -99,10 +99,12 @@ def summarise(found: dict[str, Any]) -> Summary:
                 limits.append(Limit(f"test F1, {one['attributes']:,} attributes", 100 * end["f1"], GOAL, at_least=True))
         for point in one["CRFsuite"]:
             rows.append(["CRFsuite", f"{point['iterations']} iterations", None, *_shares(point)])
-        title = f"{one['attributes']:,} attributes; BCFW to a certified gap of {100 * found['share']:g} % of the primal"
+        title = (
+            f"{one['attributes']:,} attributes; BCFW to a certified gap of {100 * results['share']:g} % of the primal"
+        )
         columns = ["", "", "held-out F1", "test F1", "precision", "recall", "token error", "training, CPU s"]
         tables.append(Table(title, columns, rows))
-    there = all(one["CRFsuite"] for one in found["found"])
+    there = all(one["CRFsuite"] for one in results["found"])
     return Summary(tables, limits, [] if there else ["python-crfsuite is not installed: pip install -e '.[bench]'"])
 
 
@@ -111,10 +113,10 @@ def _shares(point: dict[str, Any]) -> list[Any]:
     return [*shares, f"{100 * point['token_error']:.2f} %", point["cpu_seconds"]]
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Test F1 over training seconds."""
     charts = {}
-    for one in found["found"]:
+    for one in results["found"]:
         sides = {f"loss: {loss}": run["points"] for loss, run in one["losses"].items()} | {"CRFsuite": one["CRFsuite"]}
         charts[f"{one['attributes']:,} attributes"] = {
             side: ([p["cpu_seconds"] for p in points], [100 * p["f1"] for p in points])

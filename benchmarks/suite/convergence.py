@@ -74,9 +74,9 @@ def medians(title: str, runs: Runs, gaps: Sequence[float]) -> Table:
         cells = []
         for gap in gaps:
             first = [next((check for check in one["checks"] if check["gap"] <= gap), None) for one in several]
-            found = [check for check in first if check is not None]
-            passes, seconds = (statistics.median([c[key] for c in found] or [0.0]) for key in ("passes", "seconds"))
-            cells.append(f"{passes:.1f}, {seconds:.1f} s" if len(found) == len(several) else "")
+            results = [check for check in first if check is not None]
+            passes, seconds = (statistics.median([c[key] for c in results] or [0.0]) for key in ("passes", "seconds"))
+            cells.append(f"{passes:.1f}, {seconds:.1f} s" if len(results) == len(several) else "")
         rows.append([name, *cells, statistics.median(one["checks"][-1]["gap"] for one in several)])
     columns = ["solver", *(f"gap {gap:g}" for gap in gaps), "gap at the end"]
     return Table(f"{title}: effective passes and CPU seconds to certified gaps", columns, rows)

@@ -48,9 +48,9 @@ def crfsuite(words: OCR, test: OCR, lam: float, seed: int, epochs: int) -> dict[
         seconds = clock.stop()
         tagger = pycrfsuite.Tagger()
         tagger.open(file)
-        found = [[int(k) for k in tagger.tag(_names(x))] for x, _, _ in test]
+        results = [[int(k) for k in tagger.tag(_names(x))] for x, _, _ in test]
         tagger.close()
-    return {**seconds, "test_error": _error(found, test)}
+    return {**seconds, "test_error": _error(results, test)}
 
 
 def _names(x: torch.Tensor) -> list[list[str]]:
@@ -84,13 +84,13 @@ def pytorch_crf(words: OCR, test: OCR, lam: float, seed: int, epochs: int) -> di
             group["lr"] = 0.02 * (1.0 - step / total)
         adam.step()
     seconds = clock.stop()
-    found: list[list[int]] = []
+    results: list[list[int]] = []
     with torch.no_grad():
         for batch in in_order(test):
-            found += layer.decode(linear(batch.x), mask=batch.y >= 0)
-    return {**seconds, "test_error": _error(found, test)}
+            results += layer.decode(linear(batch.x), mask=batch.y >= 0)
+    return {**seconds, "test_error": _error(results, test)}
 
 
-def _error(found: list[list[int]], test: OCR) -> float:
-    wrong = sum(int((torch.tensor(labels) != y).sum()) for labels, (_, y, _) in zip(found, test, strict=True))
-    return wrong / sum(map(len, found))
+def _error(results: list[list[int]], test: OCR) -> float:
+    wrong = sum(int((torch.tensor(labels) != y).sum()) for labels, (_, y, _) in zip(results, test, strict=True))
+    return wrong / sum(map(len, results))

@@ -97,9 +97,9 @@ def ours(anchor: str, n: int, max_passes: int, seed: int, **problem: Any) -> dic
 def regret(structure: Decisions, predicted: Any, costs: Any) -> float:
     """Normalised, as PyEPO's."""
     target = structure.target(costs)
-    found = structure.decode(torch.as_tensor(predicted, dtype=torch.float64))
+    results = structure.decode(torch.as_tensor(predicted, dtype=torch.float64))
     best = (target.y * target.cost).sum(1).abs().sum()
-    return float(structure.regret(found, target).sum() / best)
+    return float(structure.regret(results, target).sum() / best)
 
 
 def least_squares(n: int, seed: int, **problem: Any) -> dict[str, Any]:
@@ -194,11 +194,13 @@ def middle(runs: list[Any], name: str) -> float | None:
     return median(run[name] for run in runs) if runs else None
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Regrets with their spreads, costs of training, and on how many rows ours is at most PyEPO's."""
     regrets, costs, better, safe = [], [], {"path": 0, "knapsack": 0}, 0
-    worst = max(run["gap"] for row in found["rows"] for side in ("zero", "least-squares") for run in row["runs"][side])
-    for row in found["rows"]:
+    worst = max(
+        run["gap"] for row in results["rows"] for side in ("zero", "least-squares") for run in row["runs"][side]
+    )
+    for row in results["rows"]:
         runs, name = row["runs"], f"{row['kind']}, n = {row['n']}, degree {row['degree']}"
         cells = []
         for side in (*SIDES, "two_stages"):
@@ -208,22 +210,22 @@ def summarise(found: dict[str, Any]) -> Summary:
             )
             cells.append(middle_of)
         regrets.append([name, *cells])
-        own = runs["zero"], runs["least-squares"]
+        result = runs["zero"], runs["least-squares"]
         costs.append(
-            [name, *(middle(each, "cpu_seconds") for each in own),
-             *(median(run["cpu_seconds"] / run["one_run"] for run in each) for each in own),
-             middle(runs["pyepo"], "cpu_seconds"), *(middle(each, "calls") for each in (*own, runs["pyepo"])),
-             *(100 * max(run["gap"] for run in each) for each in own)]
+            [name, *(middle(each, "cpu_seconds") for each in result),
+             *(median(run["cpu_seconds"] / run["one_run"] for run in each) for each in result),
+             middle(runs["pyepo"], "cpu_seconds"), *(middle(each, "calls") for each in (*result, runs["pyepo"])),
+             *(100 * max(run["gap"] for run in each) for each in result)]
         )  # fmt: skip
         regret_of = middle(runs["zero"], "regret") or 0.0  # the default; the anchor is not chosen by test regrets
         better[row["kind"]] += bool(runs["pyepo"]) and regret_of <= (middle(runs["pyepo"], "regret") or 0.0)
-        excess = [a["regret"] - b["regret"] for a, b in zip(own[1], runs["two_stages"], strict=True)]
+        excess = [a["regret"] - b["regret"] for a, b in zip(result[1], runs["two_stages"], strict=True)]
         safe += bool(np.mean(excess) <= 2 * np.std(excess) / len(excess) ** 0.5)
-    sizes = {kind: sum(row["kind"] == kind for row in found["rows"]) for kind in better}
-    there = found["there"]
+    sizes = {kind: sum(row["kind"] == kind for row in results["rows"]) for kind in better}
+    there = results["there"]
     limits = [
         Limit("largest gap of all runs", 100 * worst, 1.0, " %"),
-        Limit("rows where the anchor is not worse than least squares", safe, len(found["rows"]), at_least=True),
+        Limit("rows where the anchor is not worse than least squares", safe, len(results["rows"]), at_least=True),
     ]
     for kind, least in (("path", 0.8), ("knapsack", 0.75)):
         if sizes[kind]:
@@ -242,7 +244,7 @@ def summarise(found: dict[str, Any]) -> Summary:
     return Summary(tables, limits, [] if there else ["PyEPO is not installed: pip install pyepo"])
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """No picture."""
     return []
 

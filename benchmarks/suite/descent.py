@@ -30,8 +30,8 @@ def reference(size: str, lam: float, tolerance: float, max_passes: float) -> dic
         best["primal"] = min(best["primal"], certificate.primal)
         best["dual"] = max(best["dual"], certificate.dual)
 
-    found = loop.solve(tolerance, max_passes=max_passes, on_check=note)
-    return {**best, "gap": best["primal"] - best["dual"], "passes": found.passes, **clock.stop()}
+    results = loop.solve(tolerance, max_passes=max_passes, on_check=note)
+    return {**best, "gap": best["primal"] - best["dual"], "passes": results.passes, **clock.stop()}
 
 
 def bcfw(rules: str, average: bool, size: str, lam: float, seed: int, epochs: float, target: float) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def hinge(
     steps = OPTIMIZERS[optimizer](weights, lr=lr)
     total = epochs * -(-n // batch_size)
     every = max(total // points, 1)
-    found = [{"seconds": 0.0, "cpu_seconds": 0.0, "primal": 1.0, "passes": 0.0}]
+    results = [{"seconds": 0.0, "cpu_seconds": 0.0, "primal": 1.0, "passes": 0.0}]
     loss(head(data.batches[0].x, data.batches[0].lengths), data.batches[0].y).backward()  # type: ignore[index]
     clock = Clock()
     for step, index in enumerate(shuffled(n, batch_size, epochs, seed), 1):
@@ -96,9 +96,9 @@ def hinge(
         if step % every == 0 or step == total:
             read = clock.stop()
             objective = primal(head, head.structure, data.batches, lam).value
-            found.append({**read, "primal": objective, "passes": step * batch_size / n})
+            results.append({**read, "primal": objective, "passes": step * batch_size / n})
             clock.go()
-    return {"curve": found, "test_error": test_error(head, size)}
+    return {"curve": results, "test_error": test_error(head, size)}
 
 
 def shuffled(n: int, batch_size: int, epochs: int, seed: int) -> Iterator[list[int]]:
@@ -112,6 +112,6 @@ def shuffled(n: int, batch_size: int, epochs: int, seed: int) -> Iterator[list[i
 @torch.no_grad()
 def test_error(head: LinearChain, size: str) -> float:
     """Share of wrong letters on the test words."""
-    found = evaluate(head, head.structure, in_order(OCR("test", size)))
-    assert found.token_error is not None
-    return found.token_error
+    results = evaluate(head, head.structure, in_order(OCR("test", size)))
+    assert results.token_error is not None
+    return results.token_error

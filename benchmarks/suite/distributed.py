@@ -131,32 +131,32 @@ def together(processes: int, gap: float, **options: Any) -> dict[str, Any]:
 
 def simulated(processes: int, gap: float, **options: Any) -> dict[str, Any]:
     """A run of ranks that are threads."""
-    found, room = in_threads(processes, solve, gap=gap, **options)
-    return {**_whole(found, gap), "collectives": room.collectives, "all_bytes": room.sent}
+    results, room = in_threads(processes, solve, gap=gap, **options)
+    return {**_whole(results, gap), "collectives": room.collectives, "all_bytes": room.sent}
 
 
-def _whole(found: list[dict[str, Any]], gap: float) -> dict[str, Any]:
+def _whole(results: list[dict[str, Any]], gap: float) -> dict[str, Any]:
     """Figures of all ranks: seconds of the first, CPU seconds and calls of all, bytes of the one that sends most."""
-    first = found[0]["checks"]
-    for one in found[1:]:
+    first = results[0]["checks"]
+    for one in results[1:]:
         if [check["gap"] for check in one["checks"]] != [check["gap"] for check in first]:
             raise AssertionError("the ranks have other certificates")
     at = {name: interpolate(first, gap, clock=name) for name in ("passes", "seconds")}
-    cpu = [interpolate(one["checks"], gap, clock="cpu_seconds") for one in found]
+    cpu = [interpolate(one["checks"], gap, clock="cpu_seconds") for one in results]
     last = first[-1]
     return {
-        **{name: found[0][name] for name in ("rounds", "rho", "visits", "numbers")},
+        **{name: results[0][name] for name in ("rounds", "rho", "visits", "numbers")},
         **at,
         "cpu_seconds": None if None in cpu else math.fsum(c for c in cpu if c is not None),
-        "bytes": max(one["bytes"] for one in found),
+        "bytes": max(one["bytes"] for one in results),
         "end": last,
     }
 
 
 def exact(processes: int, size: str, lam: float, quick: bool) -> dict[str, float]:
     """Wall seconds of an exact pass over OCR, by the compiled loops of several processes, and their CPU seconds."""
-    found = in_processes(processes, _exact, size=size, lam=lam, calls=3 if quick else 20)
-    return {"seconds": max(wall for wall, _ in found), "cpu_seconds": math.fsum(cpu for _, cpu in found)}
+    results = in_processes(processes, _exact, size=size, lam=lam, calls=3 if quick else 20)
+    return {"seconds": max(wall for wall, _ in results), "cpu_seconds": math.fsum(cpu for _, cpu in results)}
 
 
 def _exact(size: str, lam: float, calls: int) -> tuple[float, float]:
@@ -226,24 +226,24 @@ def _name(processes: int, threads: int, visits: int | None) -> str:
     return f"{processes} x {size}" + (f", {threads} threads" if threads > 1 else "")
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """What was measured, what was modelled, and the limits."""
     measured, models = [], []
-    for problem, runs in found["runs"].items():
-        measured.append(_measured(problem, found["problems"][problem], runs))
-    for problem, runs in found["models"].items():
-        models.append(_model(problem, found["problems"][problem], runs))
-    exact = [[_median(found["exact_passes"][p], name) for name in ("seconds", "cpu_seconds")] for p in ("1", "2")]
+    for problem, runs in results["runs"].items():
+        measured.append(_measured(problem, results["problems"][problem], runs))
+    for problem, runs in results["models"].items():
+        models.append(_model(problem, results["problems"][problem], runs))
+    exact = [[_median(results["exact_passes"][p], name) for name in ("seconds", "cpu_seconds")] for p in ("1", "2")]
     rows: list[list[Any]] = [
-        [f"exact pass over OCR-{found['exact']}, {p}", 1e3 * wall, 1e3 * cpu]
+        [f"exact pass over OCR-{results['exact']}, {p}", 1e3 * wall, 1e3 * cpu]
         for p, (wall, cpu) in zip(("1 process", "2 processes"), exact, strict=True)
     ]
-    for numbers, sides in found["exchanges"].items():
+    for numbers, sides in results["exchanges"].items():
         rows += [
             [f"round of {int(numbers):,} numbers, {p} processes", 1e3 * s["seconds"], None] for p, s in sides.items()
         ]
     tables = [*measured, Table("Milliseconds on this machine", ["", "ms", "CPU ms"], rows), *models]
-    return Summary(tables, _limits(found["runs"], ratio(exact[1][0], exact[0][0])))
+    return Summary(tables, _limits(results["runs"], ratio(exact[1][0], exact[0][0])))
 
 
 def _median(runs: list[dict[str, Any]], name: str) -> Any:
@@ -311,11 +311,11 @@ def _model(problem: str, known: dict[str, Any], runs: dict[str, Any]) -> Table:
     return Table(f"{title}: simulated ranks, {number(each and 1e3 * each)} ms a call", columns, rows)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """How many times as fast, over the ranks, on the slower network, with rounds of one visit."""
     curves = {}
-    for problem, runs in found["models"].items():
-        rows = _model(problem, found["problems"][problem], runs).rows
+    for problem, runs in results["models"].items():
+        rows = _model(problem, results["problems"][problem], runs).rows
         known = [(int(row[0].split()[0]), row[-1]) for row in rows if row[-1] is not None and row[0].endswith(" 1")]
         curves[problem] = ([p for p, _ in known], [up for _, up in known])
     return [

@@ -76,7 +76,7 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """The choice on development sentences, and the scores of test sentences."""
     options = chosen(settings, OPTIONS, QUICK)
     limits = {name: options[name] for name in ("share", "max_passes")}
-    found: dict[str, Any] = {"share": options["share"], "losses": {}, "crfsuite": None}
+    results: dict[str, Any] = {"share": options["share"], "losses": {}, "crfsuite": None}
     for loss, (_, _, weights) in LOSSES.items():
         search = []
         for weight in weights:
@@ -86,7 +86,7 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
         best = max(search, key=lambda one: one["f1"])
         its = {"loss": loss, "weight": best["weight"], "lam": best["lam"], "split": "test", **limits}
         runs = [ask("bcfw", seed=seed, every_pass=True, **its)["points"] for seed in range(options["seeds"])]
-        found["losses"][loss] = {"search": search, "best": best, "runs": runs}
+        results["losses"][loss] = {"search": search, "best": best, "runs": runs}
     if importlib.util.find_spec("pycrfsuite") is not None:
         pairs = [{"c2": c2, "iterations": count} for c2 in options["c2"] for count in options["iterations"]]
         search = [{**pair, **ask("crfsuite", split="dev", **pair), "asked": pair["iterations"]} for pair in pairs]
@@ -94,25 +94,25 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
         runs = [ask("crfsuite", split="test", c2=best["c2"], iterations=count) for count in options["iterations"]]
         end = runs[options["iterations"].index(best["asked"])]
         default = ask("crfsuite", split="test", c2=1.0, iterations=1000 if not settings.quick else 10)
-        found["crfsuite"] = {"search": search, "best": best, "runs": runs, "end": end, "default": default}
-    return found
+        results["crfsuite"] = {"search": search, "best": best, "runs": runs, "end": end, "default": default}
+    return results
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """A line for each loss, and for CRFsuite; the limits are those of the best loss on development sentences."""
     rows: list[list[Any]] = []
-    chosen_loss = max(found["losses"], key=lambda loss: found["losses"][loss]["best"]["f1"])
-    for loss, one in found["losses"].items():
+    chosen_loss = max(results["losses"], key=lambda loss: results["losses"][loss]["best"]["f1"])
+    for loss, one in results["losses"].items():
         ends, best = [points[-1] for points in one["runs"]], one["best"]
         lam = best["lam"] / 20.0 if LOSSES[loss][0] else best["lam"]
         how = f"lam = {lam:g}" + (f", entities {best['weight']:g}" if best["weight"] != 1.0 else "")
         rows.append(_row(f"BCFW, loss: {loss}", how, best["f1"], ends))
-    crf, limits = found["crfsuite"], []
+    crf, limits = results["crfsuite"], []
     if crf is not None:
         best, end, default = crf["best"], crf["end"], crf["default"]
         rows.append(_row("CRFsuite", f"c2 = {best['c2']:g}, {end['iterations']} iterations", best["f1"], [end]))
         rows.append(_row("CRFsuite as it comes", f"c2 = 1, {default['iterations']} iterations", None, [default]))
-        ends = [points[-1] for points in found["losses"][chosen_loss]["runs"]]
+        ends = [points[-1] for points in results["losses"][chosen_loss]["runs"]]
         low, high = tagging.f1_interval(_middle(ends)["counts"], end["counts"])
         name = f"F1 above CRFsuite's, {chosen_loss} (95 %: {100 * low:+.1f} to {100 * high:+.1f})"
         seconds = ratio(median(one["cpu_seconds"] for one in ends), end["cpu_seconds"])
@@ -121,7 +121,7 @@ def summarise(found: dict[str, Any]) -> Summary:
             Limit("CPU seconds, of CRFsuite's", seconds, 0.2),
         ]
     columns = ["", "chosen on dev", "dev F1", "test F1", "95 %", "precision", "recall", "training, CPU s"]
-    title = f"to a certified gap of {100 * found['share']:g} % of the primal"
+    title = f"to a certified gap of {100 * results['share']:g} % of the primal"
     notes = [] if crf is not None else ["python-crfsuite is not installed: pip install -e '.[bench]'"]
     return Summary([Table(title, columns, rows)], limits, notes)
 
@@ -140,14 +140,14 @@ def _row(side: str, how: str, dev: float | None, ends: list[dict[str, Any]]) -> 
     return [side, how, *shares, median(one["cpu_seconds"] for one in ends)]
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Test F1 over training seconds."""
     lines = {
         loss: ([p["cpu_seconds"] for p in one["runs"][0]], [100 * p["f1"] for p in one["runs"][0]])
-        for loss, one in found["losses"].items()
+        for loss, one in results["losses"].items()
     }
-    if found["crfsuite"] is not None:
-        runs = found["crfsuite"]["runs"]
+    if results["crfsuite"] is not None:
+        runs = results["crfsuite"]["runs"]
         lines["CRFsuite"] = ([p["cpu_seconds"] for p in runs], [100 * p["f1"] for p in runs])
     charts = {"Danish named entities": lines}
     return [grid(folder / "entities.png", charts, ["CPU seconds of training"], "F1 on the test sentences", log="x")]

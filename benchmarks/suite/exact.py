@@ -70,9 +70,9 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {"runs": runs["all"], "problem": options}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Milliseconds of a pass on one thread and on all."""
-    runs = found["runs"]
+    runs = results["runs"]
     threads = runs[0]["threads"]
     least = statistics.median(run["least"] for run in runs)
     rows: list[list[Any]] = []
@@ -84,9 +84,9 @@ def summarise(found: dict[str, Any]) -> Summary:
     limit = max(30.0, 3e3 * least)
     limits = [Limit(f"exact pass, {side}, {threads} threads", 1e3 * times[side], limit, " ms") for side in COMPILED]
     columns = ["", "1 thread, ms", f"{threads} threads, ms", f"over the least time, {1e3 * least:.3g} ms"]
-    return Summary([Table(f"OCR-{found['problem']['size']}: one exact pass", columns, rows)], limits)
+    return Summary([Table(f"OCR-{results['problem']['size']}: one exact pass", columns, rows)], limits)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing: the table says it."""
     return []

@@ -53,8 +53,8 @@ def fit(model: str, data: PaddedDataset, lam: float, share: float = 0.01) -> Pre
         classifier = LogisticRegression(C=1.0 / (lam * len(data)), max_iter=1000).fit(data.x[real], labels[real])
 
         def each(test: PaddedDataset) -> Tensor:
-            found = torch.from_numpy(classifier.predict(test.x.flatten(0, 1).numpy())).view(test.y.shape)
-            return found.where(test.y >= 0, -1)
+            results = torch.from_numpy(classifier.predict(test.x.flatten(0, 1).numpy())).view(test.y.shape)
+            return results.where(test.y >= 0, -1)
 
         return each
     head: Any
@@ -80,18 +80,18 @@ def longest_of(data: PaddedDataset) -> int:
 
 
 def _left_out(model: str, data: PaddedDataset, lam: float) -> list[tuple[Tensor, Tensor]]:
-    found = []
+    results = []
     for video in range(len(data)):
         rest = [row for row in range(len(data)) if row != video]
         part, one = (PaddedDataset(data.x[own], data.y[own], data.lengths[own]) for own in (rest, [video]))  # type: ignore[index]
-        found.append((fit(model, part, lam, 0.05)(one), RUNS.frames(one.y)))
-    return found
+        results.append((fit(model, part, lam, 0.05)(one), RUNS.frames(one.y)))
+    return results
 
 
 def gesture_scores(labels: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     """Of predicted and true labels of frames: the F1 of runs that share half of their frames, and the right frames."""
-    found, true = (
+    results, true = (
         [spans for part in side for spans in RUNS.spans(RUNS.from_frames(part))] for side in zip(*labels, strict=True)
     )
     right = torch.cat([(own == other)[other >= 0] for own, other in labels])
-    return {"f1": span_f1(found, true, OVERLAP), "frames": float(right.double().mean())}
+    return {"f1": span_f1(results, true, OVERLAP), "frames": float(right.double().mean())}

@@ -88,11 +88,11 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {"base": base, "ranges": ranges, "runs": runs}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Microseconds at the ends, and exponents: over the whole range and over its upper half."""
     rows = []
-    for axis, kinds in found["runs"].items():
-        values = found["ranges"][axis]
+    for axis, kinds in results["runs"].items():
+        values = results["ranges"][axis]
         for kind, several in kinds.items():
             seconds = medians(several)
             half = len(values) // 2
@@ -100,7 +100,7 @@ def summarise(found: dict[str, Any]) -> Summary:
             first, last = 1e6 * seconds[0], 1e6 * seconds[-1]
             whole = exponent(values, seconds)
             rows.append([axis, f"{kind} loop", f"{values[0]:,} to {values[-1]:,}", first, last, whole, upper])
-    base = ", ".join(f"{name} {value}" for name, value in found["base"].items())
+    base = ", ".join(f"{name} {value}" for name, value in results["base"].items())
     columns = [
         "varied",
         "",
@@ -118,11 +118,11 @@ def medians(several: list[list[float]]) -> list[float]:
     return [statistics.median(column) for column in zip(*several, strict=True)]
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """CPU seconds of a step against each axis."""
     charts: dict[str, dict[str, Any]] = {}
-    for axis, kinds in found["runs"].items():
-        values = found["ranges"][axis]
+    for axis, kinds in results["runs"].items():
+        values = results["ranges"][axis]
         charts[axis] = {}
         for kind, several in kinds.items():
             seconds = medians(several)

@@ -84,15 +84,15 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {**options, "runs": runs}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Passes and seconds to each gap."""
-    gaps = [gap for gap in GAPS if gap >= found["gap"]] or [found["gap"]]
-    return Summary([medians(f"horses, n = {found['num_train']}, lam = {found['lam']:g}", found["runs"], gaps)])
+    gaps = [gap for gap in GAPS if gap >= results["gap"]] or [results["gap"]]
+    return Summary([medians(f"horses, n = {results['num_train']}, lam = {results['lam']:g}", results["runs"], gaps)])
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Gaps by passes and by CPU seconds."""
-    return [curves(folder / "horses.png", found["runs"])]
+    return [curves(folder / "horses.png", results["runs"])]
 
 
 MEASURES = {"train": train}

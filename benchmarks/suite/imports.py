@@ -31,16 +31,18 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {"runs": {module: several[1:] for module, several in runs.items()}}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """The ratio of the medians."""
-    times = {module: [one["seconds"] for one in several] for module, several in found["runs"].items()}
-    rows = [[f"import {module}", statistics.median(own), min(own), max(own)] for module, own in times.items()]
+    times = {module: [one["seconds"] for one in several] for module, several in results["runs"].items()}
+    rows = [
+        [f"import {module}", statistics.median(result), min(result), max(result)] for module, result in times.items()
+    ]
     ratio = statistics.median(times["torchssvm"]) / statistics.median(times["torch"])
     table = Table("Seconds, in fresh processes", ["", "median", "least", "most"], rows)
     return Summary([table], [Limit("import torchssvm over import torch", ratio, LIMIT)])
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

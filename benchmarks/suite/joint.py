@@ -92,8 +92,8 @@ class TaggerFeatures(nn.Module):
         """Words and lengths -> features; zero in the padding."""
         inside = self.dropout(self.embedding(x))
         packed = pack_padded_sequence(inside, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        found, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])
-        return self.dropout(found)
+        results, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])
+        return self.dropout(results)
 
 
 def ocr() -> Task:
@@ -179,10 +179,10 @@ def solve_chain(head: LinearChain, data: PaddedDataset, lam: float) -> dict[str,
 @torch.no_grad()
 def wrong_tokens(decode: Callable[[Batch], Tensor], data: PaddedDataset) -> list[int]:
     """Wrong tokens of each example."""
-    found: list[int] = []
+    results: list[int] = []
     for batch in in_order(data):
-        found += ((decode(batch) != batch.y) & (batch.y >= 0)).sum(1).tolist()
-    return found
+        results += ((decode(batch) != batch.y) & (batch.y >= 0)).sum(1).tolist()
+    return results
 
 
 def train(
@@ -204,7 +204,7 @@ def train(
     torch.manual_seed(seed)
     network, classifier = made.network(), nn.Linear(made.width, made.num_states)
     free = Chain(made.num_states, class_weight=torch.zeros(made.num_states))
-    found: dict[str, Any] = {"tokens": int(made.test.lengths.sum())}  # type: ignore[union-attr]
+    results: dict[str, Any] = {"tokens": int(made.test.lengths.sum())}  # type: ignore[union-attr]
 
     def tokenwise(batch: Batch, features: Tensor) -> Tensor:
         return cross_entropy(classifier(features).transpose(1, 2), batch.y, ignore_index=-1)
@@ -227,7 +227,7 @@ def train(
 
     clock = Clock()
     descend(network, classifier, tokenwise, data, epochs=pretraining, lr=2 * lr, seed=seed, decay=False)
-    found["pretraining"] = clock.stop()["cpu_seconds"]
+    results["pretraining"] = clock.stop()["cpu_seconds"]
     start, pretrained = copy.deepcopy(classifier), network
     own = chain().structure
     losses = {"CRF": SoftmaxMargin(free), "hinge": StructuredHinge(own), "recipe": SoftmaxMargin(own)}
@@ -239,14 +239,14 @@ def train(
         if side == "cross-entropy":
             classifier = copy.deepcopy(start)
             descend(network, classifier, tokenwise, data, **options)
-            found[side] = {"wrong": error(classifier, network, made.test), **clock.stop()}
+            results[side] = {"wrong": error(classifier, network, made.test), **clock.stop()}
             if "cross-entropy, chain solved" not in sides:
                 continue
             clock.go()
             solved = LinearChain(made.width, made.num_states, structure=own)
             proof = solve_chain(solved, PrecomputedFeatures(data, network), lam)
             result = {**clock.stop(), **proof, "wrong": error(solved, network, made.test)}
-            found["cross-entropy, chain solved"] = {**result, "held_out": sum(error(solved, network, validation))}
+            results["cross-entropy, chain solved"] = {**result, "held_out": sum(error(solved, network, validation))}
             continue
         head, loss = chain(), losses[side]
 
@@ -265,8 +265,8 @@ def train(
             result |= {**proof, "cpu_seconds": clock.stop()["cpu_seconds"] + result["cpu_seconds"]}
             result |= {"joint": result["wrong"], "solved": error(solved, network, made.test)}
             result |= {"wrong": result["joint" if scores[0] < scores[1] else "solved"], "held_out": scores}
-        found[side] = result
-    return found
+        results[side] = result
+    return results
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
@@ -298,10 +298,10 @@ def difference(ours: list[list[int]], theirs: list[list[int]], tokens: int) -> s
     return f"{100 * float(each.sum()) / tokens:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """A table for each task, and the recipe's errors beside those of cross-entropy and the CRF."""
     tables, limits = [], []
-    for task, runs in found["runs"].items():
+    for task, runs in results["runs"].items():
         sides = [side for side in SIDES if side in runs[0]]
         tokens = runs[0]["tokens"]
         wrong = {side: [run[side]["wrong"] for run in runs] for side in sides}
@@ -321,15 +321,15 @@ def summarise(found: dict[str, Any]) -> Summary:
             limits.append(Limit(name, ratio(totals.get("recipe"), totals.get(side)), 1.0))
         spent = statistics.mean(run["pretraining"] for run in runs)
         title = (
-            f"{task}: {found['pretraining'][task]} epochs of pretraining ({spent:.0f} CPU s), then "
-            f"{found['epochs'][task]}; lam = {found['lam'][task]:g}; {len(runs)} seeds"
+            f"{task}: {results['pretraining'][task]} epochs of pretraining ({spent:.0f} CPU s), then "
+            f"{results['epochs'][task]}; lam = {results['lam'][task]:g}; {len(runs)} seeds"
         )
         columns = ["", "test error, %", "seeds", "recipe less this, %", "CPU s after pretraining"]
         tables.append(Table(title, columns, rows))
     return Summary(tables, limits)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

@@ -74,15 +74,15 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {"runs": runs}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """One table."""
     names = ("lam", "gap", "primal", "dual", "passes", "cpu_seconds", "letter_error", "predicting", "support")
-    rows = [[run, *(one.get(name) for name in names)] for run, one in found["runs"].items()]
+    rows = [[run, *(one.get(name) for name in names)] for run, one in results["runs"].items()]
     columns = ["run", *names[:5], "CPU s", "letter error", "predicting, CPU s", "support"]
     return Summary([Table("Heads at one certified gap", columns, rows)])
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

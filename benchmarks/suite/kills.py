@@ -21,7 +21,7 @@ def attack(kills: int, seed: int, modes: list[str] | None) -> list[list[Any]]:
     command = [sys.executable, str(FOLDER / "kills.py"), "--kills", str(kills), "--seed", str(seed)]
     command += ["--modes", *modes] if modes else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    rows = [found.groups() for line in done.stdout.splitlines() if (found := _LINE.fullmatch(line))]
+    rows = [results.groups() for line in done.stdout.splitlines() if (results := _LINE.fullmatch(line))]
     if not rows:
         raise RuntimeError(f"kills.py ended with status {done.returncode}: {done.stdout[-500:]}")
     return [[name, *map(int, numbers)] for name, *numbers in rows]
@@ -32,15 +32,15 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {"modes": ask("attack", **chosen(settings, OPTIONS, QUICK))}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """What was lost, and what differed."""
     columns = ["mode", "kills", "runs", "saves", "lost", "differing", "seconds"]
-    lost, differing = (float(sum(row[place] for row in found["modes"])) for place in (4, 5))
+    lost, differing = (float(sum(row[place] for row in results["modes"])) for place in (4, 5))
     limits = [Limit("restarts that lost work", lost, 0.0), Limit("runs that ended otherwise", differing, 0.0)]
-    return Summary([Table("Killed at random moments", columns, found["modes"])], limits)
+    return Summary([Table("Killed at random moments", columns, results["modes"])], limits)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

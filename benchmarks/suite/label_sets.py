@@ -142,12 +142,12 @@ def train(
     penalty = None if rho is None else Penalty(rho * float(head.structure.costs.mean()))
     optim = GDMM(head, in_order(examples), num_examples=len(x), lam=lam / cost, penalty=penalty, seed=seed)
     clock = Clock()
-    found = optim.solve(gap * cost, max_passes=max_passes)
-    result = {"passes": found.passes, "gdmm_gap": found.relaxed_gap / cost, "rho": optim.rho, "more_passes": 0.0}
+    results = optim.solve(gap * cost, max_passes=max_passes)
+    result = {"passes": results.passes, "gdmm_gap": results.relaxed_gap / cost, "rho": optim.rho, "more_passes": 0.0}
     result["gdmm_cpu_seconds"] = clock.stop()["cpu_seconds"]
     clock.go()
     result["gap"], result["of"] = result["gdmm_gap"], "the relaxation"
-    if found.relaxed_gap > gap * cost:
+    if results.relaxed_gap > gap * cost:
         dual = optim.dual_state(in_order(examples))
         before, loop = dual.passes, TorchLoop(head, BlockGap(dual), examples, seed=seed)
         last = loop.solve(gap * cost, max_passes=before + max_passes)
@@ -161,9 +161,9 @@ def predicted(head: nn.Module, x: Tensor) -> Tensor:
     return head.structure.decode(head(x))
 
 
-def scored(true: Tensor, found: Tensor) -> dict[str, float]:
+def scored(true: Tensor, results: Tensor) -> dict[str, float]:
     """All scores."""
-    scores = multilabel_scores(true, found)
+    scores = multilabel_scores(true, results)
     return {name: getattr(scores, name) for name in SCORES}
 
 
@@ -179,12 +179,12 @@ def ours(data: str, lam: list[float], gap: float, max_passes: int, seed: int) ->
     best = max(solved or search, key=lambda point: point["micro_f1"] if solved else -point["gap"])["lam"]
     x, y, other_x, other_y = read(data, seed, held_out=False)
     head, run = train(x, y, best, gap, max_passes, seed)
-    found = predicted(head, other_x)
+    results = predicted(head, other_x)
     size = y.shape[1]
     plain, _ = train(x, y, best, gap, max_passes, seed, cost=float(size))
-    same = float((predicted(plain, other_x) == found).double().mean())
+    same = float((predicted(plain, other_x) == results).double().mean())
     _, fixed = train(x, y, best, gap, max_passes, seed, rho=0.1)
-    chosen_scores = scored(other_y, found)
+    chosen_scores = scored(other_y, results)
     unnormalised = scored(other_y, predicted(plain, other_x))
     return {
         "search": search, "lam": best, **run, **chosen_scores, "same": same, "unnormalised": unnormalised,
@@ -232,8 +232,8 @@ def theirs(data: str, chain: bool, C: list[float], seed: int, columns: bool = Fa
         clock = Clock()
         model.fit(x, y)
         seconds = clock.stop()
-        found = torch.from_numpy(np.asarray(model.predict(other_x)) > 0.5).long()
-        return {"C": trial, **seconds, **scored(torch.from_numpy(other_y), found)}
+        results = torch.from_numpy(np.asarray(model.predict(other_x)) > 0.5).long()
+        return {"C": trial, **seconds, **scored(torch.from_numpy(other_y), results)}
 
     if columns:
         return fitted(column_scaled(read(data, seed, held_out=False, scaled=False)), *C)
@@ -255,8 +255,8 @@ def estimator(data: str, seed: int, **arguments: Any) -> dict[str, Any]:
     clock = Clock()
     model = MultilabelSVC(**arguments, random_state=seed).fit(x.numpy(), y.numpy())
     seconds, certificate = clock.stop(), model.certificate_
-    found = torch.from_numpy(model.predict(other_x.numpy()))
-    return {"lam": model.lam_, "relative_gap": certificate.relative_gap, **seconds, **scored(other_y, found)}
+    results = torch.from_numpy(model.predict(other_x.numpy()))
+    return {"lam": model.lam_, "relative_gap": certificate.relative_gap, **seconds, **scored(other_y, results)}
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     options = chosen(settings, OPTIONS, QUICK)
     limits = {name: options[name] for name in ("gap", "max_passes", "seed")}
     there = importlib.util.find_spec("sklearn") is not None
-    found = {}
+    results = {}
     for data in options["data"]:
         runs = {"ours": ask("ours", data=data, lam=options["lam"], **limits)}
         for side, chain in THEIRS.items() if there else ():
@@ -273,16 +273,16 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
             runs[PLAIN] = ask("theirs", data=data, chain=True, C=[1.0], seed=options["seed"], columns=True)
         for side, arguments in ESTIMATORS.items() if there else ():
             runs[side] = ask("estimator", data=data, seed=options["seed"], **arguments)
-        found[data] = runs
-    return {"gap": options["gap"], "found": found}
+        results[data] = runs
+    return {"gap": options["gap"], "found": results}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """A line for each side of each dataset; the limits are micro F1 at least the chain's."""
     rows: list[list[Any]] = []
     stops: list[list[Any]] = []
     limits, notes = [], []
-    for data, runs in found["found"].items():
+    for data, runs in results["found"].items():
         for side, run in runs.items():
             strength = f"lam = {run['lam']:.2g}" if "lam" in run else f"C = {run['C']:g}"
             searched = sum(point["cpu_seconds"] for point in run.get("search", ()))
@@ -315,11 +315,11 @@ def summarise(found: dict[str, Any]) -> Summary:
     gaps += ["gap at the end", "of", "passes of BCFW", "CPU s in all"]
     if not limits:
         notes.append("scikit-learn is not installed: pip install 'torchssvm[data]'")
-    tables = [Table(title, columns, rows), Table(f"Gaps; {found['gap']:g} was asked for", gaps, stops)]
+    tables = [Table(title, columns, rows), Table(f"Gaps; {results['gap']:g} was asked for", gaps, stops)]
     return Summary(tables, limits, notes)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """No picture."""
     return []
 

@@ -156,8 +156,8 @@ def part(whole: Multilabel, which: Tensor) -> Multilabel:
 def scores_of(head: nn.Module, data: Multilabel) -> MultilabelScores:
     """The sets of labels that joint decoding finds, against the true ones."""
     structure: Any = head.structure
-    found = [structure.argmax(apply_head(head, batch)).labeling for batch in in_order(data)]
-    return multilabel_scores(data.labels.dense(), torch.cat(found))
+    results = [structure.argmax(apply_head(head, batch)).labeling for batch in in_order(data)]
+    return multilabel_scores(data.labels.dense(), torch.cat(results))
 
 
 def reached(points: Sequence[tuple[float, float]], threshold: float) -> dict[str, float | None]:
@@ -212,9 +212,9 @@ def label_sets_bcfw(lam: float, passes: int, root: str | None = None, interactio
     return {"points": points, "reached": {f"{at:g}": reached(points, at) for at in THRESHOLDS}}
 
 
-def mean_pass(found: dict[str, Any]) -> float:
+def mean_pass(results: dict[str, Any]) -> float:
     """CPU seconds of a pass, the mean of all after the first."""
-    return statistics.mean(found["pass_cpu_seconds"][1:])
+    return statistics.mean(results["pass_cpu_seconds"][1:])
 
 
 MEASURES = {"gdmm": gdmm, "label_sets": label_sets, "bcfw": bcfw, "label_sets_bcfw": label_sets_bcfw}

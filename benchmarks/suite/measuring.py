@@ -161,11 +161,11 @@ def in_turn(
     sides: Sequence[str], repeats: int, measure: Callable[[str, int], dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     """``measure(side, repeat)`` of all sides, then all again: what else the machine does then falls on all of them."""
-    found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for repeat in range(repeats):
         for side in sides:
-            found[side].append(measure(side, repeat))
-    return found
+            results[side].append(measure(side, repeat))
+    return results
 
 
 class Clock:

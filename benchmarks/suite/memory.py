@@ -73,16 +73,16 @@ def warm(kind: str) -> None:
 
 def passes(kind: str, chains: Chains) -> dict[str, float]:
     """Seconds of setting up, of the second pass of steps, and of an exact pass."""
-    found, clock = {}, Clock()
+    results, clock = {}, Clock()
     run, exact = begin(kind, chains.dataset, chains.problem())
-    found["setup_seconds"] = clock.stop()["seconds"]
+    results["setup_seconds"] = clock.stop()["seconds"]
     run()
     for name, one in (("seconds", run), ("exact_seconds", exact)):
         clock = Clock()
         one()
         read = clock.stop()
-        found |= {name: read["seconds"], f"cpu_{name}": read["cpu_seconds"]}
-    return found
+        results |= {name: read["seconds"], f"cpu_{name}": read["cpu_seconds"]}
+    return results
 
 
 def synthetic(kind: str, n: int) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def synthetic(kind: str, n: int) -> dict[str, Any]:
     if n >= NUMBERS[-1] and free < ENOUGH:
         return {"skipped": f"only {free / GIB:.1f} GiB are free"}
     base = set_back()
-    found = passes(kind, Chains(n, **SHAPE))
-    return {**found, "peak": resident("VmHWM") - base, "base": base, "must": must(n, **SHAPE)}
+    results = passes(kind, Chains(n, **SHAPE))
+    return {**results, "peak": resident("VmHWM") - base, "base": base, "must": must(n, **SHAPE)}
 
 
 def ocr(kind: str, size: Any, epochs: int) -> dict[str, Any]:
@@ -123,26 +123,28 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """One process for each; three repeats at most, and one of the slow torch loop."""
     size, epochs = ("small", 2) if settings.quick else ("large", 5)
     numbers = (2000, 6000) if settings.quick else NUMBERS
-    found: dict[str, Any] = {"ocr": {}, "synthetic": {}, "size": size}
+    results: dict[str, Any] = {"ocr": {}, "synthetic": {}, "size": size}
     for kind in ("compiled", "torch"):
         options: dict[str, Any] = {"kind": kind, "size": size, "epochs": epochs}
-        found["ocr"][kind] = [ask("ocr", **options) for _ in range(min(settings.repeats, 3))]
+        results["ocr"][kind] = [ask("ocr", **options) for _ in range(min(settings.repeats, 3))]
     for kind in ("compiled",) if settings.quick else ("compiled", "torch"):
         for n in numbers:
             repeats = min(settings.repeats, 3) if kind == "compiled" else 1
-            found["synthetic"].setdefault(kind, {})[str(n)] = [ask("synthetic", kind=kind, n=n) for _ in range(repeats)]
-    return found
+            results["synthetic"].setdefault(kind, {})[str(n)] = [
+                ask("synthetic", kind=kind, n=n) for _ in range(repeats)
+            ]
+    return results
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Peaks against what must be held, seconds of a pass, and how they grow."""
     ocr_rows = []
-    for kind, several in found["ocr"].items():
+    for kind, several in results["ocr"].items():
         peak, base = (statistics.median(run[name] for run in several) for name in ("peak", "base"))
         needed = several[0]["must"]
         ocr_rows.append([f"{kind} loop", peak / MIB, needed / MIB, peak / needed, base / MIB])
     rows, limits, notes = [], [], []
-    for kind, runs in found["synthetic"].items():
+    for kind, runs in results["synthetic"].items():
         sizes, seconds = [], []
         for n, several in runs.items():
             if "skipped" in several[0]:
@@ -164,7 +166,7 @@ def summarise(found: dict[str, Any]) -> Summary:
     return Summary(
         [
             Table(
-                f"OCR-{found['size']}: peak over the base; data and one float32 for each potential",
+                f"OCR-{results['size']}: peak over the base; data and one float32 for each potential",
                 ["", "peak, MiB", "data and potentials, MiB", "ratio", "base, MiB"],
                 ocr_rows,
             ),
@@ -188,6 +190,6 @@ def summarise(found: dict[str, Any]) -> Summary:
     )
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing: the table says it."""
     return []

@@ -41,8 +41,8 @@ def decoders(emission: Tensor, transition: Tensor) -> dict[str, tuple[Decoder, C
     """Of every side, the call and what tells the labels from its result; or why it is skipped."""
     lengths = torch.full((len(emission),), emission.shape[1], device=emission.device)
     return {
-        OURS: (lambda: oracle(emission, transition, lengths), lambda found: found[0]),
-        PLAIN: (lambda: viterbi_torch(emission, transition, lengths), lambda found: found[0]),
+        OURS: (lambda: oracle(emission, transition, lengths), lambda results: results[0]),
+        PLAIN: (lambda: viterbi_torch(emission, transition, lengths), lambda results: results[0]),
         STRUCT: _torch_struct(emission, transition),
         CRF: _pytorch_crf(emission, transition),
     }
@@ -63,8 +63,8 @@ def _torch_struct(emission: Tensor, transition: Tensor) -> Any:
     pairs[:, 0] += emission[:, 0].unsqueeze(1)
     lengths = torch.full((batch,), longest, device=emission.device)
 
-    def labels(found: Tensor) -> Tensor:
-        edges = found.detach().flatten(2).argmax(2)
+    def labels(results: Tensor) -> Tensor:
+        edges = results.detach().flatten(2).argmax(2)
         return torch.cat([edges[:, :1] % states, edges // states], 1)
 
     return lambda: LinearChainCRF(pairs, lengths=lengths).argmax, labels
@@ -83,7 +83,7 @@ def _pytorch_crf(emission: Tensor, transition: Tensor) -> Any:
         layer.transitions.copy_(transition)
         layer.start_transitions.zero_()
         layer.end_transitions.zero_()
-    return torch.no_grad()(lambda: layer.decode(emission)), lambda found: torch.tensor(found)
+    return torch.no_grad()(lambda: layer.decode(emission)), lambda results: torch.tensor(results)
 
 
 def scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor:
@@ -104,13 +104,13 @@ def viterbi(shape: list[int], seconds: float, seed: int, device: str = "cpu") ->
     sides = decoders(emission, transition)
     oracle(emission, transition, torch.full((batch,), longest, device=device))  # compiles
     ready: dict[str, Decoder] = {}
-    found: dict[str, Any] = {"skipped": {}, "seconds": {}}
+    results: dict[str, Any] = {"skipped": {}, "seconds": {}}
     every = sorted({1, torch.get_num_threads()}, reverse=True)
     torch.set_num_threads(1)
     best: Tensor | None = None
     for name, side in sides.items():
         if isinstance(side, str):
-            found["skipped"][name] = side
+            results["skipped"][name] = side
             continue
         decode, labels = side
         start = time.perf_counter()
@@ -120,14 +120,14 @@ def viterbi(shape: list[int], seconds: float, seed: int, device: str = "cpu") ->
         if not torch.allclose(value, best, rtol=1e-5, atol=1e-4):
             raise AssertionError(f"{name} found other values than {OURS} for {shape}")
         if took > PATIENCE:
-            found["skipped"][name] = f"skipped: one call takes {took:.0f} s"
+            results["skipped"][name] = f"skipped: one call takes {took:.0f} s"
             continue
         ready[name] = functools.partial(_synchronised, decode) if device == "cuda" else decode
     for threads in every:
         torch.set_num_threads(threads)
         for name, decode in ready.items():
-            found["seconds"].setdefault(name, {})[threads] = best_of(decode, seconds)
-    return found
+            results["seconds"].setdefault(name, {})[threads] = best_of(decode, seconds)
+    return results
 
 
 def _synchronised(decode: Decoder) -> None:
@@ -159,11 +159,11 @@ def better(runs: list[dict[str, Any]], side: str) -> tuple[float, str] | None:
     return min((statistics.median(run["seconds"][side][t] for run in runs), t) for t in runs[0]["seconds"][side])
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Microseconds a call, how many times ours that is, and on how many threads."""
     rows: list[list[Any]] = []
     times: dict[tuple[str, str], float] = {}
-    for key, runs in found["runs"].items():
+    for key, runs in results["runs"].items():
         row: list[Any] = [key]
         for side in SIDES:
             if (its := better(runs, side)) is None:
@@ -187,10 +187,10 @@ def summarise(found: dict[str, Any]) -> Summary:
         for side, least in ((STRUCT, 500.0), (PLAIN, 10.0))
     ]
     limits.append(Limit(f"one chain, {SETTINGS[1]}", 1e6 * times.get((single, OURS), math.nan), 50.0, " us"))
-    notes = [] if "cuda" in found["devices"] else ["CUDA: not run, there is no device"]
+    notes = [] if "cuda" in results["devices"] else ["CUDA: not run, there is no device"]
     return Summary([Table(title, ["device (B, T, K)", *SIDES, "chains/s"], rows)], limits, notes)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing: the table says it."""
     return []

@@ -94,7 +94,7 @@ def part_of(train: CoNLLU, size: int) -> CoNLLU:
 @torch.no_grad()
 def scores(data: str | None, tags: str, weight: Tensor) -> dict[str, float | None]:
     """Attachment scores on the development and the test sentences."""
-    head, found = LinearArcs(len(weight), structure=Arborescence(Projective(single_root=True))), {}
+    head, results = LinearArcs(len(weight), structure=Arborescence(Projective(single_root=True))), {}
     head.weight.copy_(weight)
     for part in ("dev", "test"):
         bank = read(data, part, tags, len(weight))
@@ -103,8 +103,8 @@ def scores(data: str | None, tags: str, weight: Tensor) -> dict[str, float | Non
             decoded = head.structure.decode(head(batch.x, batch.lengths)).tolist()
             heads |= dict(zip(batch.index.tolist(), decoded, strict=True))
         its = attachment([heads[i] for i in range(len(bank))], bank.sentences)
-        found |= {part: its.uas, f"{part}_without_punctuation": its.uas_without_punctuation}
-    return found
+        results |= {part: its.uas, f"{part}_without_punctuation": its.uas_without_punctuation}
+    return results
 
 
 def perceptron(data: str | None, tags: str, num_features: int, epochs: int, seed: int) -> dict[str, Any]:
@@ -154,19 +154,19 @@ def times(data: str | None, tags: str, num_features: int, lam: float, repeats: i
         "BCFW, Frank-Wolfe steps, mean parts": loop_of(train, lam, False, MeanParts(), seed),
         "BCFW, corrective steps, cache, labelings": corrective(train, lam, False, seed),
     }
-    found: dict[str, list[float]] = {name: [] for name in ("perceptron", *loops, "certificate")}
+    results: dict[str, list[float]] = {name: [] for name in ("perceptron", *loops, "certificate")}
 
     def timed(name: str, call: Any) -> None:
         clock = Clock()
         call()
-        found[name].append(clock.stop()["cpu_seconds"])
+        results[name].append(clock.stop()["cpu_seconds"])
 
     for _ in range(repeats + 1):
         timed("perceptron", its.epoch)
         for name, loop in loops.items():
             timed(name, lambda loop=loop: loop.step(n))
         timed("certificate", loop.certify)
-    return {"seconds": {name: seconds[1:] for name, seconds in found.items()}, "n": n}
+    return {"seconds": {name: seconds[1:] for name, seconds in results.items()}, "n": n}
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
@@ -177,27 +177,27 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     columns = options["num_features"]
     rows: list[dict[str, Any]] = []
     for size in (columns, options["collisions"]):
-        found = ask("perceptron", num_features=size, epochs=options["epochs"], **its)
-        rows.append({"side": "perceptron", "columns": size, "epochs": options["epochs"], **found})
+        results = ask("perceptron", num_features=size, epochs=options["epochs"], **its)
+        rows.append({"side": "perceptron", "columns": size, "epochs": options["epochs"], **results})
     best: dict[bool, dict[str, Any]] = {}
     for normalize, lams in ((False, options["lam"]), (True, options["lam_normalized"])):
         for lam in lams:
-            found = ask("bcfw", num_features=columns, lam=lam, normalize=normalize, **its, **limits)
-            row = {"side": "BCFW", "columns": columns, "lam": lam, "normalize": normalize, **found}
+            results = ask("bcfw", num_features=columns, lam=lam, normalize=normalize, **its, **limits)
+            row = {"side": "BCFW", "columns": columns, "lam": lam, "normalize": normalize, **results}
             rows.append(row)
             if normalize not in best or (row["dev"] or 0.0) > (best[normalize]["dev"] or 0.0):
                 best[normalize] = row
     lam = best[False]["lam"]
-    found = ask("bcfw", num_features=options["collisions"], lam=lam, normalize=False, **its, **limits)
-    rows.append({"side": "BCFW", "columns": options["collisions"], "lam": lam, "normalize": False, **found})
+    results = ask("bcfw", num_features=options["collisions"], lam=lam, normalize=False, **its, **limits)
+    rows.append({"side": "BCFW", "columns": options["collisions"], "lam": lam, "normalize": False, **results})
     timing = ask("times", num_features=columns, lam=lam, repeats=settings.repeats, **its)
     return {"rows": rows, "lam": lam, "best": best[False], "times": timing, "gap": options["gap"]}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """A line for each run, and the seconds of an epoch."""
     lines: list[list[Any]] = []
-    for row in found["rows"]:
+    for row in results["rows"]:
         last = row["points"][-1] if "points" in row else None
         loss = "" if last is None else "divided by the length" if row["normalize"] else "number of wrong heads"
         lines.append(
@@ -213,11 +213,13 @@ def summarise(found: dict[str, Any]) -> Summary:
         )
     columns = ["", "columns", "loss", "", "gap / primal", "dev UAS", "test UAS", "without punctuation", "CPU s"]
     table = Table("Unlabelled attachment, training to a certified gap; lam by the dev sentences", columns, lines)
-    seconds = {name: sorted(values)[len(values) // 2] for name, values in found["times"]["seconds"].items()}
+    seconds = {name: sorted(values)[len(values) // 2] for name, values in results["times"]["seconds"].items()}
     epochs = Table(
-        f"CPU seconds of an epoch over {found['times']['n']} sentences", ["", "CPU s"], [[*s] for s in seconds.items()]
+        f"CPU seconds of an epoch over {results['times']['n']} sentences",
+        ["", "CPU s"],
+        [[*s] for s in seconds.items()],
     )
-    ours, theirs = found["best"]["test"], found["rows"][0]["test"]
+    ours, theirs = results["best"]["test"], results["rows"][0]["test"]
     slowest = max(value for name, value in seconds.items() if name.startswith("BCFW"))
     limits = [
         Limit("test UAS less the perceptron's", 100 * (ours - theirs), 0.0, " points", at_least=True),
@@ -227,15 +229,15 @@ def summarise(found: dict[str, Any]) -> Summary:
     return Summary([table, epochs], limits)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """The relative gap over CPU seconds, for each lam."""
     lines = {
         f"lam = {row['lam']:g}/n": (
             [p["cpu_seconds"] for p in row["points"]],
             [p["gap"] / p["primal"] for p in row["points"]],
         )
-        for row in found["rows"]
-        if "points" in row and not row["normalize"] and row["columns"] == found["rows"][0]["columns"]
+        for row in results["rows"]
+        if "points" in row and not row["normalize"] and row["columns"] == results["rows"][0]["columns"]
     }
     return [grid(folder / "parsing.png", {"BCFW": lines}, ["CPU seconds"], "gap / primal", log="y")]
 

@@ -122,26 +122,26 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {**options, "runs": runs}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """What each way cost, and how large gaps were."""
     rows = []
-    for way, result in found["runs"].items():
+    for way, result in results["runs"].items():
         last, gaps = result["rows"][-1], [row["gap"] for row in result["rows"]]
         checked = [row["recomputed_gap"] for row in result.get("verified", ())]
         reach = "complete" if result.get("complete") else f"down to {result.get('lowest', last['lam']):.3g}"
         largest = f"{max(gaps):.4f}" + (f", {max(checked):.4f} recomputed at {len(checked)}" if checked else "")
-        above = sum(gap > found["epsilon"] for gap in [*gaps, *checked])
+        above = sum(gap > results["epsilon"] for gap in [*gaps, *checked])
         rows.append([way, len(gaps), reach, last["passes"], last["seconds"], last["cpu_seconds"], largest, above])
     columns = ["", "lambdas solved", "reach", "passes", "seconds", "CPU s", "largest gap", "above epsilon"]
-    return Summary([Table(f"OCR-small, epsilon = {found['epsilon']:g}", columns, rows)])
+    return Summary([Table(f"OCR-small, epsilon = {results['epsilon']:g}", columns, rows)])
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """What each way has spent when it comes to a lambda."""
     charts = {
         chart: {
             way: ([1 / row["lam"] for row in result["rows"]], [row[key] for row in result["rows"]])
-            for way, result in found["runs"].items()
+            for way, result in results["runs"].items()
         }
         for chart, key in (("passes", "passes"), ("CPU seconds", "cpu_seconds"))
     }

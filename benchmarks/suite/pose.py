@@ -124,23 +124,23 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {**options, "oracle": timed, "runs": runs}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """One table of the oracle, one of the solvers."""
     rows = [
         [int(threads), one["ms_per_image"], one["cpu_ms_per_image"], PAPER_MS / one["ms_per_image"]]
-        for threads, one in found["oracle"].items()
+        for threads, one in results["oracle"].items()
     ]
-    title = f"Max oracle on a grid of {found['oracle']['1']['grid']}, {found['types']} types an arc"
-    gaps = [gap for gap in GAPS if gap >= found["gap"]] or [found["gap"]]
-    solvers = f"{found['images']} images, lam = {found['lam']:g}, springs from {found['strength']:g}"
-    notes = [] if found["network"] else ["the network was not trained: give network"]
+    title = f"Max oracle on a grid of {results['oracle']['1']['grid']}, {results['types']} types an arc"
+    gaps = [gap for gap in GAPS if gap >= results["gap"]] or [results["gap"]]
+    solvers = f"{results['images']} images, lam = {results['lam']:g}, springs from {results['strength']:g}"
+    notes = [] if results["network"] else ["the network was not trained: give network"]
     oracle = Table(title, ["threads", "ms an image", "CPU ms", "2 s over that"], rows)
-    return Summary([oracle, medians(solvers, found["runs"], gaps)], notes=notes)
+    return Summary([oracle, medians(solvers, results["runs"], gaps)], notes=notes)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Gaps by passes and by CPU seconds."""
-    return [curves(folder / "pose.png", found["runs"])]
+    return [curves(folder / "pose.png", results["runs"])]
 
 
 MEASURES = {"oracle": oracle, "train": train}

@@ -85,9 +85,9 @@ class Emissions(nn.Module):
         scores, real = self.classifier(words.features), words.labels >= 0
         if self.crf is None:
             return words.scatter(scores.argmax(2))
-        found = torch.zeros_like(words.labels)
-        found[real] = found.new_tensor([tag for tags in self.crf.decode(scores, real) for tag in tags])
-        return words.scatter(found)
+        results = torch.zeros_like(words.labels)
+        results[real] = results.new_tensor([tag for tags in self.crf.decode(scores, real) for tag in tags])
+        return words.scatter(results)
 
 
 class Recipe(NamedTuple):
@@ -120,9 +120,9 @@ def trained(model: nn.Module, items: list[Any], recipe: Recipe, seed: int) -> nn
             order.sort(key=lambda place: len(items[place]["input_ids"]))
         batches = list(batches_of([items[place] for place in order], recipe.batch, 0, torch.device("cpu")))
         for place in torch.randperm(len(batches), generator=random).tolist() if recipe.alike else range(len(batches)):
-            found = model(**batches[place])
+            results = model(**batches[place])
             optimizer.zero_grad()
-            (found if isinstance(found, Tensor) else found.loss).backward()
+            (results if isinstance(results, Tensor) else results.loss).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
@@ -134,15 +134,15 @@ def counts(decode: Any, test: list[Any], labels: list[str], spans: bool) -> list
     """Of every sentence: correct, predicted and true spans or words, and whether all words are right."""
     from torchssvm.transformers.batches import batches_of
 
-    found = []
+    results = []
     for batch in batches_of(test, 32, 0, torch.device("cpu")):
         for states, target in zip(decode(**batch), batch["labels"], strict=True):
             own, true = ([labels[state] for state in row[target >= 0].tolist()] for row in (states, target))
             right = sum(a == b for a, b in zip(own, true, strict=True))
             score = chunk_scores([true], [own]).overall if spans else None
             three = [score.correct, score.predicted, score.true] if score else [right, len(true), len(true)]
-            found.append([*three, int(right == len(true))])
-    return found
+            results.append([*three, int(right == len(true))])
+    return results
 
 
 def ways(task: str, seed: int, sentences: int, held_out: int, test: int, epochs: int) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def ways(task: str, seed: int, sentences: int, held_out: int, test: int, epochs:
     scheme = None if task == "parts of speech" else "BIO"
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=random).tolist()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = str(extract_model(folder))
         tokenizer = AutoTokenizer.from_pretrained(path)
@@ -173,8 +173,8 @@ def ways(task: str, seed: int, sentences: int, held_out: int, test: int, epochs:
 
     def note(way: str, decode: Any, start: float, more: float = 0.0) -> float:
         seconds = time.process_time() - start + more
-        found[way] = {"seconds": seconds, "counts": counts(decode, unseen, labels, scheme is not None)}
-        line = {"task": task, "seed": seed, "way": way, "F1": 100 * float(f1([found[way]])), "seconds": seconds}
+        results[way] = {"seconds": seconds, "counts": counts(decode, unseen, labels, scheme is not None)}
+        line = {"task": task, "seed": seed, "way": way, "F1": 100 * float(f1([results[way]])), "seconds": seconds}
         print(json.dumps(line), file=sys.stderr, flush=True)
         return seconds
 
@@ -210,7 +210,7 @@ def ways(task: str, seed: int, sentences: int, held_out: int, test: int, epochs:
     start = time.process_time()
     soft = trained(tagger_on(copy.deepcopy(encoder)), train, Recipe(epochs), seed)
     note("softmax-margin", lambda **b: soft(**b).predictions, start)
-    return found
+    return results
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
@@ -229,11 +229,11 @@ def f1(seeds: list[Any], rows: Tensor | None = None) -> Tensor:
     return (2 * correct / (predicted + true).clamp(min=1)).mean(0)
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Means of the seeds, with intervals, and the difference from pytorch-crf on the same samples of sentences."""
     tables, limits = [], []
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    for task, runs in found["runs"].items():
+    for task, runs in results["runs"].items():
         by_way = {way: [run[way] for run in runs] for way in runs[0]}
         count = len(by_way["pytorch-crf"][0]["counts"])
         drawn = torch.randint(count, (DRAWS, count), generator=torch.Generator().manual_seed(0))
@@ -259,11 +259,11 @@ def summarise(found: dict[str, Any]) -> Summary:
         share = seconds[SHORT] / seconds["pytorch-crf"]  # of the same way whose F1 is compared here
         limits.append(Limit(f"{task}: CPU seconds of {SHORT} over pytorch-crf's", share, THIRD))
         columns = ["way", "F1, %", "less pytorch-crf's", "sentences right, %", "CPU s"]
-        tables.append(Table(f"{task}: {found['sentences']:,} sentences, {len(runs)} seeds", columns, rows))
+        tables.append(Table(f"{task}: {results['sentences']:,} sentences, {len(runs)} seeds", columns, rows))
     return Summary(tables, limits)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

@@ -100,13 +100,13 @@ def in_threads(number: int, measure: Callable[..., Any], **options: Any) -> tupl
     room = Room(number)
     if number == 1:
         return [measure(**options)], room
-    found: list[Any] = [None] * number
+    results: list[Any] = [None] * number
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         _local.ranks = Simulated(rank, number, room)
         try:
-            found[rank] = measure(**options)
+            results[rank] = measure(**options)
         except BaseException as error:
             errors.append(error)
             room.barrier.abort()
@@ -123,7 +123,7 @@ def in_threads(number: int, measure: Callable[..., Any], **options: Any) -> tupl
         Ranks.here = before  # type: ignore[method-assign]
     if errors:
         raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
-    return found, room
+    return results, room
 
 
 class Counted(Exchange):
@@ -137,9 +137,9 @@ class Counted(Exchange):
         self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float, *, farthest: bool = False
     ) -> Round:
         """As in ``Exchange``."""
-        found = super().__call__(make, lam, farthest=farthest)
-        self.rho.append(found.rho)
-        return found
+        results = super().__call__(make, lam, farthest=farthest)
+        self.rho.append(results.rho)
+        return results
 
     @classmethod
     def into(cls, loop: CompiledBCFW | TorchLoop) -> Counted | None:

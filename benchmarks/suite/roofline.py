@@ -48,7 +48,7 @@ def roofline(size: str, lam: float, passes: int, quick: bool, seed: int) -> dict
     torch_loop.epoch()
     torch_step = clock.stop()["seconds"] / n
     least = 0.1 if quick else 1.0
-    found = {
+    results = {
         "compiled step": compiled_step,
         "torch loop step": torch_step,
         "compiled exact pass": best_of(loop.certify, least),
@@ -56,7 +56,7 @@ def roofline(size: str, lam: float, passes: int, quick: bool, seed: int) -> dict
     }
     after = measure_ceilings(quick)  # the machine may have changed its pace meanwhile: the higher counts
     return {
-        "seconds": found,
+        "seconds": results,
         "multiply_add": max(before.multiply_add, after.multiply_add),
         "max_plus": max(before.max_plus, after.max_plus),
         "triad": {level: max(before.triad[level], after.triad[level]) for level in before.triad},
@@ -78,9 +78,9 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {"runs": runs["all"], "problem": options}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Ceilings, work, and measured times over the least times."""
-    runs = found["runs"]
+    runs = results["runs"]
     triad = {level: statistics.median(run["triad"][level] for run in runs) for level in runs[0]["triad"]}
     peak, max_plus = (statistics.median(run[name] for run in runs) for name in ("multiply_add", "max_plus"))
     ceilings = Ceilings(peak, max_plus, triad)
@@ -100,7 +100,7 @@ def summarise(found: dict[str, Any]) -> Summary:
         seconds = statistics.median(run["seconds"][name] for run in runs)
         floor = floors["exact pass" if "pass" in name else "step", "sparse"]
         close.append([name, 1e6 * seconds, 1e6 * floor, seconds / floor])
-    title = f"OCR-{found['problem']['size']}"
+    title = f"OCR-{results['problem']['size']}"
     return Summary(
         [
             Table("Ceilings of one thread", ["", "speed", "unit"], speeds),
@@ -115,6 +115,6 @@ def summarise(found: dict[str, Any]) -> Summary:
     )
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing: the table says it."""
     return []

@@ -268,15 +268,15 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
 def summarise(found: dict[str, Any]) -> Summary:
     """The tables and the limits."""
     names = ("cpu_seconds", "passes", "f1", "frames")
-    rows = [[name, own.get("lam"), *(own[key] for key in names)] for name, own in found["train"].items()]
-    chunked = [[name, *(own[key] for key in ("lam", *names[:3]))] for name, own in found["chunks"].items()]
+    rows = [[name, result.get("lam"), *(result[key] for key in names)] for name, result in found["train"].items()]
+    chunked = [[name, *(result[key] for key in ("lam", *names[:3]))] for name, result in found["chunks"].items()]
     gestured = [
-        [name, *(own[key] for key in ("cpu_seconds", "f1", "frames"))] for name, own in found["gestures"].items()
+        [name, *(result[key] for key in ("cpu_seconds", "f1", "frames"))] for name, result in found["gestures"].items()
     ]
     every = found["decode"]
     decoded = [[name, 1e3 * seconds, seconds / every["segments"]] for name, seconds in every.items()]
     decoded.append([f"segments, one sequence of {found['frames']:g} frames", 1e3 * found["long"], None])
-    own = found["train"]["segments"]
+    result = found["train"]["segments"]
     other = max((each["f1"] for name, each in found["train"].items() if not name.startswith("segments")), default=0.0)
     ratio = every["flash-semicrf"] / every["segments"] if "flash-semicrf" in every else None
     return Summary(
@@ -287,8 +287,8 @@ def summarise(found: dict[str, Any]) -> Summary:
             Table("Decoding all sequences", ["", "ms", "times ours"], decoded),
         ],
         [
-            Limit("CPU seconds to 1 %", own["cpu_seconds"], 5.0, " s"),
-            Limit("F1 of spans less the best of the others", own["f1"] - other, 0.0, at_least=True),
+            Limit("CPU seconds to 1 %", result["cpu_seconds"], 5.0, " s"),
+            Limit("F1 of spans less the best of the others", result["f1"] - other, 0.0, at_least=True),
             Limit("flash-semicrf's decoding over ours", ratio, 100.0, at_least=True),
         ],
     )

@@ -111,11 +111,11 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     return {"problem": task, "runs": in_turn(SIDES, settings.repeats, measure)}
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Seconds at the thresholds, as ratios to the yardstick."""
-    first, last = gaps = found["problem"]["gaps"]
+    first, last = gaps = results["problem"]["gaps"]
     times: dict[tuple[str, float, str], float | None] = {}
-    for side, runs in found["runs"].items():
+    for side, runs in results["runs"].items():
         for gap in gaps:
             for clock in ("seconds", "cpu_seconds"):
                 times[side, gap, clock] = median(interpolate(run["checks"], gap, clock=clock) for run in runs)
@@ -124,7 +124,7 @@ def summarise(found: dict[str, Any]) -> Summary:
         return ratio(times.get((side, gap, clock)), times.get((BASE, gap, clock)))
 
     rows = []
-    for side, runs in found["runs"].items():
+    for side, runs in results["runs"].items():
         row: list[Any] = [side]
         for gap in gaps:
             row += [times[side, gap, "seconds"], ratios(side, gap), ratios(side, gap, "cpu_seconds")]
@@ -134,7 +134,7 @@ def summarise(found: dict[str, Any]) -> Summary:
     columns = [
         f"{name}gap {gap:g}{end}" for gap in gaps for name, end in (("", ", s"), ("ratio, ", ""), ("CPU ratio, ", ""))
     ]
-    task = found["problem"]
+    task = results["problem"]
     limits = []
     for sides, gap, limit in ((COMPILED, first, 0.5), (COMPILED, last, 0.4), (tuple(TORCH), first, 2.0)):
         done = {side: value for side in sides if (value := ratios(side, gap)) is not None}
@@ -147,10 +147,10 @@ def summarise(found: dict[str, Any]) -> Summary:
     )
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """The gap over the seconds of the first repeat."""
     curves = {
         side: ([c["seconds"] for c in runs[0]["checks"]], [c["gap"] for c in runs[0]["checks"]])
-        for side, runs in found["runs"].items()
+        for side, runs in results["runs"].items()
     }
     return [lines(folder / "solvers.png", curves, "seconds, exact passes inside", "certified gap", log="both")]

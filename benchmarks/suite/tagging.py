@@ -63,11 +63,11 @@ def _run(
     loop = CompiledBCFW(head, dual, in_order(train), direction=Corrective(), oracle=CacheOracle(), seed=seed)
     while True:
         loop.step(n)
-        found = loop.certify()
+        results = loop.certify()
         seconds = clock.stop()
-        end = found.gap <= share * found.primal or dual.passes >= max_passes
+        end = results.gap <= share * results.primal or dual.passes >= max_passes
         if end or every_pass:
-            figures = {"passes": dual.passes, "gap": found.gap, "primal": found.primal, "dual": found.dual}
+            figures = {"passes": dual.passes, "gap": results.gap, "primal": results.primal, "dual": results.dual}
             points.append({**seconds, **figures, **scored(test, predict(head, test))})
         if end:
             return points
@@ -96,10 +96,10 @@ def crfsuite(train: ChunkingDataset, test: ChunkingDataset, c2: float, iteration
 @torch.no_grad()
 def predict(head: nn.Module, test: ChunkingDataset) -> list[list[str]]:
     """The tags of all sentences."""
-    found: list[list[str]] = []
+    results: list[list[str]] = []
     for batch in in_order(test):
-        found += test.tags_of(head.structure.argmax(head(batch.x, batch.lengths)).labeling, batch.lengths)
-    return found
+        results += test.tags_of(head.structure.argmax(head(batch.x, batch.lengths)).labeling, batch.lengths)
+    return results
 
 
 def scored(test: ChunkingDataset, tags: list[list[str]]) -> dict[str, Any]:

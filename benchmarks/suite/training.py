@@ -120,8 +120,8 @@ def certified(loop: TorchLoop, gap: float, max_seconds: float) -> list[dict[str,
     while not checks or (checks[-1]["gap"] > gap and checks[-1]["seconds"] < max_seconds):
         for _ in range(9):
             loop.epoch()
-        found = loop.certify()
-        checks.append({**clock.stop(), **as_check(found, loop.dual)})
+        results = loop.certify()
+        checks.append({**clock.stop(), **as_check(results, loop.dual)})
         clock.go()
     return checks
 

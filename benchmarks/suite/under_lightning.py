@@ -101,32 +101,32 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     }
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(results: dict[str, Any]) -> Summary:
     """Medians, and their ratios."""
     rows: list[list[Any]] = []
     limits: list[Limit] = []
-    for problem, runs in found.items():
+    for problem, runs in results.items():
         middle = {
             how: {name: statistics.median(run[name] for run in several) for name in several[0]}
             for how, several in runs.items()
         }
-        own, light = middle["alone"], middle["trained"]
+        result, light = middle["alone"], middle["trained"]
         rows += [
             [problem, title, one["seconds"], one["passes"], one["gap"]]
-            for title, one in (("CompiledBCFW.solve", own), ("StructuredSVM, Trainer", light))
+            for title, one in (("CompiledBCFW.solve", result), ("StructuredSVM, Trainer", light))
         ]
         limits += [
             Limit(
                 f"{problem}: CPU seconds under Lightning over those of solve",
-                light["seconds"] / own["seconds"],
+                light["seconds"] / result["seconds"],
                 SECONDS,
             ),
-            Limit(f"{problem}: passes under Lightning over those of solve", light["passes"] / own["passes"], PASSES),
+            Limit(f"{problem}: passes under Lightning over those of solve", light["passes"] / result["passes"], PASSES),
         ]
     return Summary([Table("To a certified gap", ["", "by", "CPU seconds", "passes", "gap"], rows)], limits)
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

@@ -155,7 +155,7 @@ class OCRData(GapDataModule):
     Args:
         size: ``"small"`` or ``"large"``, the papers' sizes.
         batch_size: Words of a training step.
-        fold: The fold, of ten, that is a split of its own.
+        fold: The fold, of ten, that is one split.
         loading: As :class:`GapDataModule` takes it: ``num_workers``, ``order``, ``seed``.
     """
 

@@ -31,7 +31,7 @@ class PrecomputedFeatures(PaddedDataset):
         features: maps [B, N, ...] to [B, N, D], or [B, ...] to [B, D] where batches have no lengths; and takes
             ``lengths``, [B] int64, if its ``forward`` has a parameter of this name.
         batch_size: examples in a call of ``features``.
-        device: where the features are held; default: on the CPU. Targets, lengths and numbers are on the CPU, where a
+        device: where the features are stored; default: on the CPU. Targets, lengths and numbers are on the CPU, where a
             training step checks them without waiting for a device.
 
     Raises:

@@ -54,13 +54,13 @@ def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Pa
 
 
 def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """A file with a known checksum: found, or downloaded into the cache (or into ``root``, if given).
+    """A file with a known checksum, downloaded if it is missing into the cache (or into ``root``, if given).
 
     Every read checks the ``sha256`` of the published file. ``page`` is the official one, for the messages.
 
     Raises:
         FileNotFoundError: It is missing and cannot be downloaded; the message says where to put it.
-        RuntimeError: The file found or downloaded is not the published one.
+        RuntimeError: The file is not the published one.
         ValueError: ``path`` leads out of the folders, or a download would, by a symbolic link.
     """
     return _checked(path, url, lambda: _download(url), _digest, sha256, page, root)
@@ -69,7 +69,7 @@ def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[s
 def fetch_texts(
     folder: str, sha256: Mapping[str, str], url: str, page: str, root: str | os.PathLike[str] | None = None
 ) -> list[Path]:
-    """Texts with known checksums, members of the zip file at ``url``: found in ``folder``, or unpacked from a download.
+    """Texts with known checksums, members of the zip file at ``url``: in ``folder``, or unpacked from a download.
 
     Args:
         sha256: By name, the checksum of the text without carriage returns, as copies end lines in other ways.

@@ -65,8 +65,8 @@ def threshold_links(coefficients: Sequence[Tensor], threshold: float) -> list[Li
     """All word pairs whose association is above ``threshold``; ``[S, T]`` for each sentence pair.
 
     Example:
-        >>> [found] = threshold_links([torch.tensor([[0.9, 0.1], [0.2, 0.6]])], threshold=0.5)
-        >>> sorted(found)
+        >>> [links] = threshold_links([torch.tensor([[0.9, 0.1], [0.2, 0.6]])], threshold=0.5)
+        >>> sorted(links)
         [(0, 0), (1, 1)]
     """
     return [_links(values > threshold) for values in coefficients]
@@ -76,8 +76,8 @@ def matching_links(coefficients: Sequence[Tensor], threshold: float) -> list[Lin
     """The matching with the largest sum of ``association - threshold``: links below ``threshold`` are not worth it.
 
     Example:
-        >>> [found] = matching_links([torch.tensor([[0.9, 0.8], [0.7, 0.1]])], threshold=0.5)
-        >>> sorted(found)  # each word once: 0.8 + 0.7 is more than 0.9 + 0.1
+        >>> [links] = matching_links([torch.tensor([[0.9, 0.8], [0.7, 0.1]])], threshold=0.5)
+        >>> sorted(links)  # each word once: 0.8 + 0.7 is more than 0.9 + 0.1
         [(0, 1), (1, 0)]
     """
     return [_links(best_matching((values - threshold).unsqueeze(0))[0]) for values in coefficients]
@@ -100,8 +100,8 @@ def best_threshold(
     Example:
         >>> associations = [torch.tensor([[0.9, 0.1], [0.2, 0.6]])]
         >>> true = [{(0, 0), (1, 1)}]
-        >>> def wrong(found):
-        ...     return sum(len(a ^ b) for a, b in zip(found, true))
+        >>> def wrong(links):
+        ...     return sum(len(a ^ b) for a, b in zip(links, true))
         >>> best_threshold(threshold_links, associations, wrong, steps=10)
         0.2
     """

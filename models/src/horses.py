@@ -139,9 +139,9 @@ class RegionGraphs(nn.Module):
         ]
         nodes, edges = [], []
         maps = self.features(torch.cat(resized)).split(1)
-        for own, image, regions, ends, (h, w) in zip(maps, images, x.regions, x.graph.edges, sizes, strict=True):
+        for map_, image, regions, ends, (h, w) in zip(maps, images, x.regions, x.graph.edges, sizes, strict=True):
             regions = regions[:h, :w].unsqueeze(0)
-            pooled = pool_regions(functional.interpolate(own, (h, w), mode="bilinear"), regions, count)[0]
+            pooled = pool_regions(functional.interpolate(map_, (h, w), mode="bilinear"), regions, count)[0]
             lengths, contrasts = border_contrasts(image[0], regions[0], ends)
             first, second = pooled[ends.clamp(min=0)].unbind(1)
             distances = torch.stack([_COLOUR * contrasts, (first - second).square().mean(1)], 1)

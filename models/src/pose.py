@@ -136,7 +136,7 @@ def body_pose(
     """
     if places.ndim != 3 or places.shape[1] != len(BODY):
         raise ValueError(
-            f"places must be [n, {len(BODY)}, 2], got {list(places.shape)}: for other trees make a head of your own by "
+            f"places must be [n, {len(BODY)}, 2], got {list(places.shape)}: for other trees make a head by "
             "LinearPose(Pose(...)), with displacements of mean_displacements(places, parent)"
         )
     least_spread = max(grid) / 20 if least_spread is None else least_spread

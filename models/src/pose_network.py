@@ -103,8 +103,8 @@ class Hourglass(nn.Module):
             finer.append(x)
             x = layers(x)
         x = self.dropout(x)
-        for layers, merge, own in zip(self.up[::-1], self.merge[::-1], finer[::-1], strict=True):
-            x = merge(own + functional.interpolate(layers(x), own.shape[2:], mode="bilinear", align_corners=False))
+        for layers, merge, fine in zip(self.up[::-1], self.merge[::-1], finer[::-1], strict=True):
+            x = merge(fine + functional.interpolate(layers(x), fine.shape[2:], mode="bilinear", align_corners=False))
         return x
 
 
@@ -157,9 +157,9 @@ class PoseOutputs(nn.Module):
         nodes = torch.stack([structure.lower, structure.upper], 1).to(places.device)  # the first node of every arc
         at = (places + jitter * torch.randn_like(places)).round().long().clamp(min=0).minimum(limits - 1)
         rows = (at[..., 1] * structure.width + at[..., 0])[:, nodes.flatten()]  # [B, 2 E]
-        own = features.flatten(2).gather(2, rows.unsqueeze(1).expand(-1, features.shape[1], -1))
+        chosen = features.flatten(2).gather(2, rows.unsqueeze(1).expand(-1, features.shape[1], -1))
         shape = (2 * structure.num_edges, structure.num_types)
-        logits = torch.einsum("bca,atc->bat", own, self.types.weight.view(*shape, -1))
+        logits = torch.einsum("bca,atc->bat", chosen, self.types.weight.view(*shape, -1))
         if self.types.bias is not None:
             logits = logits + self.types.bias.view(shape)
         kinds = structure.nearest_types(places).flatten(1)

@@ -114,8 +114,8 @@ class Unlisted(LabelSets):
     [
         (Unlisted(4, 2), None, "structure"),
         (Unlisted(4, 2), BruteForceSearch(), "structure"),
-        (Chain(2), EveryClass(), "oracle"),
-        (Multiclass(3), EveryLossLevel(), "oracle"),
+        (Chain(2), EveryClass(), "structure"),
+        (Multiclass(3), EveryLossLevel(), "structure"),
         (Multiclass(3), "exact", "oracle"),
         (Multiclass(3), EveryClass, "oracle"),
         ("chain", None, "structure"),

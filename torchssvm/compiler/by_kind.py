@@ -1,4 +1,4 @@
-"""The type of functions by kind, in Numba's words."""
+"""Numba's type of a function by kind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 from numba import types
 from numba.extending import models, register_model
+from typing_extensions import override
 
 
 class KindFunction(types.Callable, types.Dummy):
-    """The type of a :class:`~torchssvm.compiler.jit.ByKind`: a call is one of the version for its first argument."""
+    """Type of a :class:`~torchssvm.compiler.jit.ByKind`: a call takes the version for its first argument."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -18,16 +19,16 @@ class KindFunction(types.Callable, types.Dummy):
     def _version(self, arguments: Any) -> Any:
         return self.function.version(getattr(arguments[0], "instance_class", None))._numba_type_
 
+    @override
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        """That of the version."""
         return self._version(args).get_call_type(context, args, kws)
 
+    @override
     def get_call_signatures(self) -> Any:
-        """Any."""
         return (), True
 
+    @override
     def get_impl_key(self, sig: Any) -> Any:
-        """That of the version."""
         return self._version(sig.args).get_impl_key(sig)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import re
 import sys
 import time
 import weakref
@@ -14,32 +12,32 @@ from typing import Any
 
 from torchssvm.compiler import stock
 
-_spent = 0.0  # seconds, all compilations that have ended
-_since: list[float] = []  # when those under way began; kernels compile the kernels that they call
+_spent = 0.0  # seconds of all finished compilations
+_since: list[float] = []  # start times of running compilations; kernels compile the kernels that they call
 _told = False
 _dispatchers = weakref.WeakSet[Any]()  # of kernels that Python calls
 
 
 def clock() -> float:
-    """Seconds of a clock that stands still while kernels are compiled; only differences have a meaning."""
+    """Seconds of a clock that stops while kernels compile; only differences have a meaning."""
     now = time.perf_counter()
     return now - _spent - (now - _since[0] if _since else 0.0)
 
 
 def compiling_seconds() -> float:
-    """Seconds that this process has spent on compiling kernels, those under way included."""
+    """Seconds that this process has spent on compiling kernels, running compilations included."""
     return _spent + (time.perf_counter() - _since[0] if _since else 0.0)
 
 
 @functools.cache
 def watch() -> None:
-    """Stop the clock during compilations from now on; the first one is announced on stderr."""
+    """Stop the clock during compilations from now on, and announce the first one on stderr."""
     from numba.core import event
 
     class Listener(event.Listener):
         def on_start(self, event: Any) -> None:
             dispatcher = event.data["dispatcher"]
-            if dispatcher in _dispatchers:  # programs may have kernels of their own
+            if dispatcher in _dispatchers:  # programs may compile other functions
                 _announce(_place(dispatcher))
             _since.append(time.perf_counter())
 
@@ -84,14 +82,14 @@ class _Timed:
 class Kernel:
     """A function that Numba compiles when it is first called; other kernels may call it too.
 
-    Numba is imported at that call, since it takes half a second. Kernels release the GIL. They make and keep no arrays:
-    they write to those that they are given.
+    Numba is imported at that call, since it takes half a second. Kernels release the GIL. They allocate no arrays, and
+    write to their arguments.
     """
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         functools.update_wrapper(self, function)
-        # Numba's runtime is left out: it counts references, with an atomic operation whenever an array is taken out of
-        # a tuple, and that took a third of all time.
+        # Without Numba's runtime: it counts references, by an atomic operation whenever an array is taken out of a
+        # tuple, which took a third of the run time.
         self.py_func, self.targetoptions = function, {"nogil": True, "_nrt": False, **options}  # Numba's names
 
     @functools.cached_property
@@ -106,21 +104,21 @@ class Kernel:
         from torchssvm.compiler.kernel_compiler import KernelCompiler
 
         watch()
-        options: Any = {"no_cfunc_wrapper": True, **self.targetoptions}  # C code calls none of them
+        options: Any = {"no_cfunc_wrapper": True, **self.targetoptions}  # no C code calls kernels
         made = numba.njit(pipeline_class=KernelCompiler, **options)(self.py_func)
         _dispatchers.add(made)
-        with suppress(RuntimeError):  # there is no folder that it could be written to: compile in every process
+        with suppress(RuntimeError):  # no folder can be written to: compile in every process
             made._cache = KernelCache(self)
         return made
 
     @property
     def _numba_type_(self) -> Any:
-        """Numba asks for it where another kernel calls this one."""
+        """Numba reads it where another kernel calls this one."""
         return self.callee._numba_type_
 
     @functools.cached_property
     def callee(self) -> Any:
-        """What other kernels call, whose code takes it up: without the calls from Python and C, and without files."""
+        """What other kernels call and contain: no wrapper for Python or C, and no file."""
         import numba
 
         if stock.is_on():
@@ -135,34 +133,15 @@ class Kernel:
         return self.py_func.__qualname__
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the compiled function; TypeError if it makes arrays."""
-        try:
-            return self.dispatcher(*arguments)
-        except Exception as error:
-            if (place := _allocation(error)) is not None:
-                raise TypeError(
-                    f"{place}: kernels can neither make nor return arrays or lists: make them once in "
-                    "Form(room=function), and use scratch.room"
-                ) from None
-            raise
-
-
-def _allocation(error: Exception) -> str | None:
-    """Where a kernel makes an array, if Numba refused that; Numba's own page does not name it."""
-    refused = ("NRT required but not enabled", "Only accept returning of array passed into the function as argument")
-    text = str(error)
-    if not (type(error).__module__ == "numba.core.errors" and any(reason in text for reason in refused)):
-        return None
-    places = re.findall(r" at (.+) \((\d+)\)$", text, re.MULTILINE)  # from the innermost call on
-    return next((f"{file}, line {line}" for file, line in places if f"{os.sep}numba{os.sep}" not in file), "a kernel")
+        """Run the compiled function; Numba raises its TypingError if it makes arrays or lists."""
+        return self.dispatcher(*arguments)
 
 
 class ByKind:
-    """A kernel with a version for each kind of example, which the type of its first argument says.
+    """A kernel with a version for each kind of example, chosen by the type of its first argument.
 
-    Numba takes the version when it compiles the kernel that calls it, so that a run compiles those of its own kind.
-    ``default`` is the version of all other types; or a plain function, which says what a version must do, if there is
-    none.
+    Numba chooses the version when it compiles a caller, so a run compiles the versions of its kind alone. ``default``
+    is the version for all other types, or a plain function that says what a version must do.
     """
 
     def __init__(self, default: Callable[..., Any]) -> None:
@@ -171,15 +150,12 @@ class ByKind:
         self._versions: dict[Any, Kernel] = {}
 
     def of(self, kind: type) -> Callable[[Kernel], Kernel]:
-        """A decorator: the kernel is the version of a named tuple.
+        """A decorator: the kernel becomes the version for a class of named tuples.
 
-        TypeError if the class has one already, or its name is that of a kind of this package: Numba tells types by
-        names.
+        TypeError if a kind of this package has the same name: Numba compares types by name.
         """
 
         def add(kernel: Kernel) -> Kernel:
-            if kind in self._versions:
-                raise TypeError(f"{kind.__name__} has a version of {self.__name__} already: declare the class again")  # type: ignore[attr-defined]
             for other in self._versions:
                 packages = {one.__module__.partition(".")[0] for one in (other, kind)}
                 if other.__name__ == kind.__name__ and len(packages) > 1 and "torchssvm" in packages:
@@ -190,14 +166,14 @@ class ByKind:
         return add
 
     def version(self, kind: Any) -> Kernel:
-        """The version of a named tuple's class; TypeError if there is none."""
-        found = self._versions.get(kind, self._default)
-        if found is None:
+        """The version for a class of named tuples; TypeError if there is none."""
+        version = self._versions.get(kind, self._default)
+        if version is None:
             raise TypeError(f"{getattr(kind, '__name__', kind)} has no version of {self.__name__}")  # type: ignore[attr-defined]
-        return found
+        return version
 
     def versions(self, kinds: Container[type]) -> list[tuple[str, Kernel]]:
-        """The versions of these classes with their names, in this order, and the default."""
+        """The versions for these classes with their names, in order of the names, and the default."""
         named = [
             (f"{kind.__module__}.{kind.__qualname__}", kernel)
             for kind, kernel in self._versions.items()
@@ -207,7 +183,7 @@ class ByKind:
         return named if self._default is None else [*named, ("", self._default)]
 
     def is_default(self, kind: Any) -> bool:
-        """Whether a named tuple has no version of its own."""
+        """Whether a named tuple uses the default version."""
         return type(kind) not in self._versions
 
     @functools.cached_property
@@ -222,9 +198,9 @@ class ByKind:
 
 
 class Vectorised:
-    """A function on rows of numbers for kernels: vectors of LLVM, from :mod:`.vector_code`, by its name.
+    """A function on rows of numbers for kernels, which call the function of its name in :mod:`.vector_code`.
 
-    Stock Numba compiles the function as it is written, and Python runs it.
+    Stock Numba compiles the plain loops, and Python runs them.
     """
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
@@ -256,18 +232,19 @@ def vectorised(function: Callable[..., Any]) -> Any:
 
 
 def vectorised_sum(function: Callable[..., Any]) -> Any:
-    """A vector operation whose sums may be taken in another order."""
+    """A vector operation whose sums may be reordered."""
     return Vectorised(function, fastmath=_FAST)
 
 
 def njit(function: Callable[..., Any]) -> Any:
-    """Compile in the written order of operations, so that rounding and ties are those of the source."""
+    """Compile without reordering, so that rounding and ties are as written."""
     return Kernel(function)
 
 
 def njit_fastmath(function: Callable[..., Any]) -> Any:
     """Compile so that products may be contracted and sums reordered, and run in vector registers.
 
-    Results are those of the source up to rounding, the same at every call on one machine; NaN and infinities propagate.
+    Results equal the plain ones up to rounding, and are the same at every call on one machine. NaN and infinities
+    propagate.
     """
     return Kernel(function, fastmath=_FAST)

@@ -14,12 +14,13 @@ from numba.core.imputils import lower_getattr_generic
 from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
 from numba.extending import NativeValue, typeof_impl, unbox
+from typing_extensions import override
 
 
 class Fields(types.NamedTuple):
-    """The type of a named tuple of this package, which kernels get as a pointer to its fields.
+    """Type of a named tuple of this package, which kernels receive as a pointer to its fields.
 
-    One that a kernel makes keeps Numba's type: LLVM may read fields of these before what the kernel has written.
+    Tuples that a kernel makes keep Numba's type: LLVM assumes that nothing writes to these fields.
     """
 
 
@@ -27,32 +28,30 @@ class Fields(types.NamedTuple):
 class _FieldsModel(models.TupleModel):
     """A pointer, from which a kernel loads the fields that it reads.
 
-    Numba holds a tuple as one value of all numbers of all arrays in it: hundreds for an example, which every use of a
-    field copied before LLVM found out that one is needed.
+    Numba represents a tuple as one value, with hundreds of numbers for an example. Every use of a field would copy all
+    of them, until LLVM removes the copies.
     """
 
     def get_value_type(self) -> Any:
-        """A pointer to bytes: the names of all fields would fill most of the code otherwise."""
+        """A pointer to bytes: with typed pointers the names of all fields would fill most of the code."""
         return cgutils.voidptr_t
 
     get_argument_type = get_value_type
 
     @functools.cached_property
-    def held(self) -> Any:
-        """What it points to."""
+    def fields(self) -> Any:
+        """The structure that it points to."""
         return super().get_value_type()
 
     @functools.cache  # noqa: B019
     def offset(self, target: Any, at: int) -> int:
-        """Where a field begins, in bytes."""
-        return self.held.get_element_offset(target, at)
+        """Offset of a field in bytes."""
+        return self.fields.get_element_offset(target, at)
 
     def as_argument(self, builder: Any, value: Any) -> Any:
-        """As it is."""
         return value
 
     def from_argument(self, builder: Any, value: Any) -> Any:
-        """As it is."""
         return value
 
 
@@ -60,7 +59,7 @@ class _FieldsModel(models.TupleModel):
 def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
     model, at = context.data_model_manager[kind], kind.fields.index(name)
     place = builder.gep(value, [cgutils.intp_t(model.offset(context.target_data, at))], inbounds=True)
-    loaded = builder.load(builder.bitcast(place, model.held.elements[at].as_pointer()))
+    loaded = builder.load(builder.bitcast(place, model.fields.elements[at].as_pointer()))
     module = builder.module
     field = module.add_metadata(["field", module.add_metadata(["torchssvm"]), cgutils.intp_t(0)])
     # nothing writes to fields: LLVM may load one before the loop that uses it
@@ -70,7 +69,7 @@ def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
 
 @unbox(Fields)
 def _unbox(kind: Any, obj: Any, c: Any) -> NativeValue:
-    fields = cgutils.alloca_once(c.builder, c.context.data_model_manager[kind].held)
+    fields = cgutils.alloca_once(c.builder, c.context.data_model_manager[kind].fields)
     failed = cgutils.false_bit
     cleanups = []
     for i, field in enumerate(kind):
@@ -88,7 +87,7 @@ def _unbox(kind: Any, obj: Any, c: Any) -> NativeValue:
 
 
 class _Record(ABC):  # noqa: B024
-    """All named tuples of this package, for Numba's table of types; other tuples keep Numba's type."""
+    """All named tuples of this package, registered with Numba's ``typeof``; other tuples keep Numba's type."""
 
     @classmethod
     def __subclasshook__(cls, kind: type) -> bool:
@@ -104,24 +103,21 @@ def _typeof(value: Any, context: Any) -> Any:
 
 
 class _Lower(Lower):
-    """Numba's lowering, without what counts of references need, and with few instructions for an element."""
+    """Numba's lowering without reference counts, and with few instructions for an array element."""
 
     def delvar(self, name: str) -> None:
-        """Nothing: no variable holds memory."""
+        """Do nothing: no variable owns memory."""
 
     def storevar(self, value: Any, name: str, argidx: Any = None) -> None:
-        """Store a value; the old one is not read first."""
+        """Store a value without reading the old one."""
         self._alloca_var(name, self.typeof(name))
         if name in self._singly_assigned_vars:
             self._blk_local_varmap[name] = value
         else:
             self.builder.store(value, self.getvar(name))
 
-    def debug_print(self, message: str) -> None:
-        """Nothing."""
-
     def lower_getitem(self, resty: Any, expr: Any, value: Any, index: Any, signature: Any) -> Any:
-        """An element, or the part of an array that the first indices say."""
+        """Load an element, or a view of the part that the leading indices select."""
         kind = self.typeof(value.name)
         indices = self._indices(kind, index)
         if indices is None:
@@ -140,12 +136,11 @@ class _Lower(Lower):
             cgutils.pack_array(builder, shape),
             cgutils.pack_array(builder, strides),
         )
-        for at, held in enumerate(whole, 2):
-            part = builder.insert_value(part, held, at)
+        for at, member in enumerate(whole, 2):
+            part = builder.insert_value(part, member, at)
         return part
 
     def lower_setitem(self, target_var: Any, index_var: Any, value_var: Any, signature: Any) -> Any:
-        """Set an element."""
         kind = self.typeof(target_var.name)
         indices = self._indices(kind, index_var)
         if indices is None or len(indices) < kind.ndim:
@@ -156,7 +151,7 @@ class _Lower(Lower):
         return None
 
     def _indices(self, kind: Any, index: Any) -> Any:
-        """Numba's types and LLVM's values of whole numbers that say a place in a contiguous array, or None."""
+        """Types and values of integer indices into a contiguous array; None for any other index."""
         if not isinstance(kind, types.Array) or kind.layout != "C" or not kind.aligned:
             return None
         of: Any = self.typeof(index.name)
@@ -169,7 +164,7 @@ class _Lower(Lower):
         return list(zip(every, values, strict=True))
 
     def _place(self, kind: Any, array: Any, indices: Any) -> Any:
-        """A pointer to the place, and the sizes of the axes that are left."""
+        """A pointer to the place, and the sizes of the remaining axes."""
         builder = self.builder
         shape = cgutils.unpack_tuple(builder, builder.extract_value(array, 5), kind.ndim)
         place = cgutils.intp_t(0)
@@ -189,11 +184,11 @@ class _Lower(Lower):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class Lowering(NativeLowering):
-    """The pass that makes LLVM's code."""
+    """The compiler pass that writes LLVM's code."""
 
     _name = "torchssvm_lowering"
 
     @property
+    @override
     def lowering_class(self) -> Any:
-        """That of kernels."""
         return _Lower

@@ -1,4 +1,4 @@
-"""How Numba compiles kernels, and kernels for the kernels that call them."""
+"""How Numba compiles kernels, and the kernels that they call."""
 
 from __future__ import annotations
 
@@ -21,53 +21,48 @@ from torchssvm.compiler.kernel_code import Lowering
 
 
 class _Typing:
-    """Numba's typing context, which finds the type of a built-in operation once for the same types of arguments.
+    """Numba's typing context, which resolves a built-in operation once for the same types of arguments.
 
-    A kernel has some 15 operations for each that differs, and Numba tries every meaning of each: an eighth of the time
-    of the first call. Kernels of other options, such as fast arithmetic, may have another implementation.
+    A kernel repeats each operation some 12 times, and Numba tries every overload at each use. Operations whose
+    implementation Numba compiles itself, with the options of the kernel, are not stored.
     """
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._found: dict[Any, Any] = {}
+        self._signatures: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
     def resolve_setitem(self, target: Any, index: Any, value: Any) -> Any:
-        """The signature of an assignment to an element."""
         return self.resolve_function_type(operator.setitem, (target, index, value), {})
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
-        """The signature of a call."""
         if isinstance(func, BuiltinFunctionType):
             func = self.resolve_value_type(func)
-        if not isinstance(func, types.Function) or kws:
-            return self._context.resolve_function_type(func, args, kws)
-        if (func, args) not in self._found:
-            signature = self._context.resolve_function_type(func, args, kws)
-            self._found[func, args] = signature, func.get_impl_key(signature)
-        signature, func._impl_keys[signature.args] = self._found[func, args]  # type: ignore[attr-defined]
+        if isinstance(func, types.Function) and not kws and (func, args) in self._signatures:
+            return self._signatures[func, args]
+        signature = self._context.resolve_function_type(func, args, kws)
+        if isinstance(func, types.Function) and not kws and func.get_impl_key(signature) is func.typing_key:
+            self._signatures[func, args] = signature
         return signature
 
 
-@functools.cache
-def _typing(context: Any, options: str) -> _Typing:
-    return _Typing(context)
+_typing = functools.cache(_Typing)
 
 
-class _OwnCode(JITCodeLibrary):
-    """Code that shares nothing with other kernels'."""
+class _PrivateCode(JITCodeLibrary):
+    """Code that shares no function with other kernels."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.enable_object_caching()
 
     def _optimize_final_module(self) -> None:
-        """LLVM's passes once, and no loop unrolled: Numba's own way took up to three times as long for the same speed.
+        """Run LLVM's passes once, without unrolling.
 
-        Numba makes the passes twice, as counts of references are taken out between; there are none. What is worth
-        unrolling is written in vectors.
+        Numba runs them twice, and removes reference counts in between. Kernels have none. What is worth unrolling is
+        written in vectors.
         """
         for function in self._final_module.functions:
             if not function.is_declaration and function.linkage == Linkage.linkonce_odr:
@@ -79,22 +74,20 @@ class _OwnCode(JITCodeLibrary):
 
 
 class _Library(JITCodeLibrary):
-    """Code that its callers optimise, and that has no address."""
+    """Code without an address, which its callers contain and optimise."""
 
     @property
     def codegen(self) -> Any:
-        """Numba keeps the globals of a function where its machine code is; there is none."""
+        """Numba stores the globals of a function beside its machine code; there is none."""
         return _WithoutGlobals(self._codegen)
 
     def get_pointer_to_function(self, name: str) -> int:
-        """No address."""
         return 0
 
     def _optimize_final_module(self) -> None:
-        """Left to the callers."""
+        pass  # callers do
 
     def _finalize_final_module(self) -> None:
-        """As far as callers need it."""
         self._finalize_dynamic_globals()
         self._verify_declare_only_symbols()
         self._finalized = True
@@ -108,18 +101,18 @@ class _WithoutGlobals:
         return getattr(self._codegen, name)
 
     def set_env(self, name: str, env: Any) -> None:
-        """Nothing to set."""
+        pass
 
 
 class _KernelCompiler(Compiler):
     _library: type[JITCodeLibrary]
 
     def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any):
-        super().__init__(_typing(typingctx, repr(flags)), targetctx, library, args, result, flags, *rest)
+        super().__init__(_typing(typingctx), targetctx, library, args, result, flags, *rest)
         self.state.library = self._library(self.state.targetctx.codegen(), "kernel")
 
     def define_pipelines(self) -> Any:
-        """Numba's, but for the pass that makes LLVM's code."""
+        """Numba's passes, with our lowering."""
         [manager] = super().define_pipelines()
         manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in manager.passes]
         manager.finalize()
@@ -127,20 +120,20 @@ class _KernelCompiler(Compiler):
 
 
 class KernelCompiler(_KernelCompiler):
-    """Numba's compiler, for kernels whose rounding does not depend on the kernels that a process loaded before.
+    """Numba's compiler for kernels that Python calls.
 
-    Code that a kernel takes from others may be shared between kernels: a process then keeps the first that it loads,
-    and LLVM may have rounded it otherwise for another caller. The code of a kernel is its own here.
+    Stock Numba shares the code of a callee between its callers. A process then keeps the first copy that it loads, and
+    LLVM may round another copy differently, so that bits depend on the kernels loaded before. Here nothing is shared.
     """
 
-    _library = _OwnCode
+    _library = _PrivateCode
 
 
 class InlinedCompiler(_KernelCompiler):
-    """Numba's compiler, which goes as far as LLVM's code of a function, for callers that are compiled later.
+    """Numba's compiler for callees, which stops at LLVM's code.
 
-    Numba optimises every function that it compiles and makes machine code of it. The code of these kernels is taken up
-    by their callers, where both is done once more; without it the first call of a kernel takes two thirds of the time.
+    Numba also optimises every function and makes machine code of it. For callees that is wasted, as their callers
+    contain their code and are optimised as a whole.
     """
 
     _library = _Library

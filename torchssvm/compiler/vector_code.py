@@ -62,29 +62,29 @@ def _max_rows(builder, sides, table, count, fresh, finish):
         parts = panel.load(table, place)
         for (_, scores, _), rooms in zip(sides, best, strict=True):
             score = panel.splat(scores.at(builder, place))
-            for part, held in zip(parts, rooms, strict=True):
-                builder.store(_larger(builder, builder.fadd(score, part), builder.load(held)), held)
+            for part, room in zip(parts, rooms, strict=True):
+                builder.store(_larger(builder, builder.fadd(score, part), builder.load(room)), room)
 
     def emit(lanes, panels):
         for panel in panels:
             lowest = panel.filled(-math.inf, table.number)
-            held = [panel.load(out) for out, _, _ in sides]
-            old = [[builder.select(fresh, *pair) for pair in zip(lowest, parts, strict=True)] for parts in held]
+            maxima = [panel.load(out) for out, _, _ in sides]
+            old = [[builder.select(fresh, *pair) for pair in zip(lowest, parts, strict=True)] for parts in maxima]
             if len(sides) == 1:  # two by turns, so that maxima do not wait for each other
                 best = panel.rooms(old[0]), panel.rooms(lowest)
                 for place, turn in by_turns(builder, INT(0), count):
                     term(panel, place, [best[turn]])
                 pairs = zip(*(map(builder.load, rooms) for rooms in best), strict=True)
-                found = [[_larger(builder, b, a) for a, b in pairs]]
+                result = [[_larger(builder, b, a) for a, b in pairs]]
             else:
                 both = [panel.rooms(parts) for parts in old]
                 with cgutils.for_range_slice(builder, INT(0), count, INT(1)) as (place, _):
                     term(panel, place, both)
-                found = [[builder.load(room) for room in rooms] for rooms in both]
-            for (out, _, _), parts in zip(sides, found, strict=True):
+                result = [[builder.load(room) for room in rooms] for rooms in both]
+            for (out, _, _), parts in zip(sides, result, strict=True):
                 panel.store(out, parts)
             with builder.if_then(finish):
-                for (_, _, sums), parts in zip(sides, found, strict=True):
+                for (_, _, sums), parts in zip(sides, result, strict=True):
                     before = panel.load(sums)
                     after = [builder.fadd(*pair) for pair in zip(before, parts, strict=True)]
                     panel.store(sums, panel.fresh(after, before))
@@ -126,8 +126,8 @@ def largest_sum(typing, a, b):
             lowest = ir.Constant(ir.VectorType(number, lanes), [-math.inf] * lanes)
             best = [cgutils.alloca_once_value(builder, lowest) for _ in range(2)]
             for panel in panels:
-                for one, two, held in zip(panel.load(a), panel.load(b), best, strict=True):
-                    builder.store(_larger(builder, builder.fadd(one, two), builder.load(held)), held)
+                for one, two, room in zip(panel.load(a), panel.load(b), best, strict=True):
+                    builder.store(_larger(builder, builder.fadd(one, two), builder.load(room)), room)
             both = _larger(builder, *map(builder.load, best))
             builder.store(folded(builder, both, functools.partial(_larger, builder)), largest)
 
@@ -137,9 +137,9 @@ def largest_sum(typing, a, b):
     return signed(a.dtype(a, b), "largest_sum", write, number, flat=True)
 
 
-def _larger(builder, value, held):
-    """``value if value > held else held``, number by number."""
-    return builder.select(builder.fcmp_ordered(">", value, held), value, held)
+def _larger(builder, value, other):
+    """``value if value > other else other``, number by number."""
+    return builder.select(builder.fcmp_ordered(">", value, other), value, other)
 
 
 @intrinsic
@@ -162,11 +162,11 @@ def add_rows(typing, total, rows, chosen, weights, begin, end):
 def add_to_rows(typing, rows, chosen, weights, begin, end, row, factor):
     check(row, rows, *(() if weights == types.none else (weights,)))
 
-    def write(builder, table, chosen, weights, begin, end, own, factor):
+    def write(builder, table, chosen, weights, begin, end, row, factor):
         def emit(lanes, panels):
             for panel in panels:
                 scale = panel.splat(factor)
-                scaled = [builder.fmul(part, scale, flags=FUSED) for part in panel.load(own)]
+                scaled = [builder.fmul(part, scale, flags=FUSED) for part in panel.load(row)]
                 added = panel.fresh(scaled, panel.filled(0.0, table.number))
                 with cgutils.for_range_slice(builder, begin, end, INT(1)) as (place, _):
                     line = place if chosen is None else chosen.at(builder, place)
@@ -177,7 +177,7 @@ def add_to_rows(typing, rows, chosen, weights, begin, end, row, factor):
                     pairs = zip(panel.load(table, line), each, strict=True)
                     panel.store(table, [builder.fadd(a, b, flags=FUSED) for a, b in pairs], line)
 
-        by_length(builder, own.length, emit)
+        by_length(builder, row.length, emit)
 
     kinds = (rows, chosen, weights, types.intp, types.intp, row, row.dtype)
     return signed(types.void(*kinds), "add_to_rows", write)
@@ -217,9 +217,9 @@ def sum_rows(builder, panel, first, table, chosen, weights, begin, end):
     for place, turn in by_turns(builder, begin, end):
         row = place if chosen is None else chosen.at(builder, place)
         weight = None if weights is None else panel.splat(weights.at(builder, place))
-        for part, held in zip(panel.load(table, row), sums[turn], strict=True):
+        for part, room in zip(panel.load(table, row), sums[turn], strict=True):
             value = part if weight is None else builder.fmul(part, weight, flags=FUSED)
-            builder.store(builder.fadd(builder.load(held), value, flags=FUSED), held)
+            builder.store(builder.fadd(builder.load(room), value, flags=FUSED), room)
     pairs = zip(*(map(builder.load, rooms) for rooms in sums), strict=True)
     return [builder.fadd(a, b) for a, b in pairs]
 
@@ -254,9 +254,9 @@ def add_row(typing, out, row, factor):
                 parts = wide(builder, panel.load(row), out.number)
                 if factor is not None:
                     parts = [builder.fmul(part, panel.splat(factor), flags=FUSED) for part in parts]
-                held = panel.load(out)
-                sums = [builder.fadd(*pair, flags=FUSED) for pair in zip(held, parts, strict=True)]
-                panel.store(out, panel.fresh(sums, held))
+                before = panel.load(out)
+                sums = [builder.fadd(*pair, flags=FUSED) for pair in zip(before, parts, strict=True)]
+                panel.store(out, panel.fresh(sums, before))
 
         by_length(builder, shorter(builder, out, row), emit)
 
@@ -289,14 +289,14 @@ def exact_sums(typing, a, b, count, sums):
             absolute = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)
             for panel in panels:
                 with each_place(builder, None, count) as t:
-                    own = wide(builder, panel.once(panel.load(a, t), panel.filled(0.0, a.number)), number)
+                    row = wide(builder, panel.once(panel.load(a, t), panel.filled(0.0, a.number)), number)
                     other = wide(builder, panel.load(b, t), number)
-                    along = [builder.fmul(*pair, flags=FUSED) for pair in zip(own, other, strict=True)]
-                    sizes = [builder.call(absolute, [part]) for part in own]
-                    for place, parts in enumerate((along, own, sizes)):
+                    along = [builder.fmul(*pair, flags=FUSED) for pair in zip(row, other, strict=True)]
+                    sizes = [builder.call(absolute, [part]) for part in row]
+                    for place, parts in enumerate((along, row, sizes)):
                         slot = builder.gep(sums.data, [builder.add(builder.mul(t, INT(3)), INT(place))])
-                        held = builder.select(panel.first(), number(0.0), builder.load(slot))
-                        builder.store(builder.fadd(held, sum_of(builder, builder.fadd(*parts))), slot)
+                        before = builder.select(panel.first(), number(0.0), builder.load(slot))
+                        builder.store(builder.fadd(before, sum_of(builder, builder.fadd(*parts))), slot)
 
         by_length(builder, shorter(builder, a, b), emit)
 
@@ -324,8 +324,8 @@ def quadratic(typing, rows, count, products, squares):
                 with each_place(builder, None, count) as t:
                     row = panel.once(panel.load(rows, t), panel.filled(0.0, rows.number))
                     square, slot = _along(builder, row, row), builder.gep(squares.data, [t])
-                    held = builder.select(panel.first(), number(0.0), builder.load(slot))
-                    builder.store(builder.fadd(held, square), slot)
+                    before = builder.select(panel.first(), number(0.0), builder.load(slot))
+                    builder.store(builder.fadd(before, square), slot)
                     with builder.if_then(builder.fcmp_ordered(">", square, number(0.0))):  # rows of zeros add nothing
                         low = builder.load(begin)
                         low = builder.select(builder.icmp_signed("<", low, t), low, t)
@@ -334,8 +334,8 @@ def quadratic(typing, rows, count, products, squares):
                         others = Array(builder.gep(products.data, [line]), products.number, t)
                         nothing = panel.filled(0.0, rows.number)
                         both = _along(builder, row, sum_rows(builder, panel, nothing, rows, None, others, low, t))
-                        own = _exact(builder, others.at(builder, t))
-                        term = builder.fadd(builder.fmul(own, square), builder.fmul(number(2.0), both))
+                        diagonal = _exact(builder, others.at(builder, t))
+                        term = builder.fadd(builder.fmul(diagonal, square), builder.fmul(number(2.0), both))
                         builder.store(builder.fadd(builder.load(total), term), total)
 
         by_length(builder, rows.length, emit)
@@ -378,7 +378,7 @@ def _product(name, kinds, result):
 def _add_products(builder, panel, a, b, row, sums):
     """Add the products of the numbers of two rows to two vectors of sums."""
     number = sums[0].type.pointee.element
-    own = wide(builder, panel.once(panel.load(a, row), panel.filled(0.0, a.number)), number)
-    for held, pair in zip(sums, zip(own, wide(builder, panel.load(b, row), number), strict=True), strict=True):
+    numbers_of_a = wide(builder, panel.once(panel.load(a, row), panel.filled(0.0, a.number)), number)
+    for room, pair in zip(sums, zip(numbers_of_a, wide(builder, panel.load(b, row), number), strict=True), strict=True):
         term = builder.fmul(*pair, flags=FUSED)
-        builder.store(builder.fadd(builder.load(held), term, flags=FUSED), held)
+        builder.store(builder.fadd(builder.load(room), term, flags=FUSED), room)

@@ -1,8 +1,8 @@
 """Vector code for rows of any length: the frame in which :mod:`.vector_code` writes its operations.
 
 A row is covered by pairs of vectors of 1 to 16 numbers; the last pair ends where the row ends and may overlap what is
-before it, so that rows need no padding and nothing is read beyond them. LLVM splits the vectors where those of the
-machine are shorter.
+before it, so that rows need no padding and nothing is read beyond them. LLVM splits vectors that the
+machine does not have.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Array(NamedTuple):
 
     def at(self, builder: Any, index: Any) -> Any:
         """A number of an array of one axis; integers become 64 bits wide."""
-        found = builder.load(builder.gep(self.data, [index]))
-        return builder.sext(found, INT) if isinstance(found.type, ir.IntType) else found
+        number = builder.load(builder.gep(self.data, [index]))
+        return builder.sext(number, INT) if isinstance(number.type, ir.IntType) else number
 
 
 def call_once(intrinsic: Any, name: str, write: Callable[..., Any], result: Any = None, flat: bool = False) -> Any:
@@ -71,13 +71,13 @@ def call_once(intrinsic: Any, name: str, write: Callable[..., Any], result: Any 
             None if shape == 0 else next(given) if shape == 1 else Array(next(given), shape, next(given))
             for shape in shapes
         ]
-        found = write(inner, *operands)
+        value = write(inner, *operands)
         if result is None:
             inner.ret_void()
         else:
-            inner.ret(found)
-    found = builder.call(function, values)
-    return context.get_dummy_value() if result is None else found
+            inner.ret(value)
+    value = builder.call(function, values)
+    return context.get_dummy_value() if result is None else value
 
 
 class Panel:
@@ -107,7 +107,7 @@ class Panel:
 
     def column(self, array: Array, column: Any) -> list[Any]:
         """The numbers of a column of an array, in the rows of both vectors."""
-        kind, found = ir.VectorType(array.number, self.lanes), []
+        kind, parts = ir.VectorType(array.number, self.lanes), []
         steps = [self._builder.mul(INT(lane), array.length) for lane in range(self.lanes)]
         for place in self._places:
             # Each address is two steps from the column, which may be known last.
@@ -116,8 +116,8 @@ class Panel:
             for lane, step in enumerate(steps):
                 number = self._builder.load(self._builder.gep(first, [step]))
                 part = self._builder.insert_element(part, number, SHORT(lane))
-            found.append(part)
-        return found
+            parts.append(part)
+        return parts
 
     def first_true(self, truths: list[Any]) -> tuple[Any, Any]:
         """The first place where one of two vectors is true, and whether there is one."""
@@ -165,8 +165,8 @@ class Panel:
     def _from(self, start: Any, part: Any, other: Any) -> Any:
         """``part`` from a lane on, ``other`` before."""
         lanes = ir.Constant(ir.VectorType(SHORT, self.lanes), list(range(self.lanes)))
-        own = self._builder.icmp_signed(">=", lanes, self.splat(self._builder.trunc(start, SHORT)))
-        return self._builder.select(own, part, other)
+        fresh = self._builder.icmp_signed(">=", lanes, self.splat(self._builder.trunc(start, SHORT)))
+        return self._builder.select(fresh, part, other)
 
 
 def by_length(builder: Any, length: Any, emit: Callable[[int, Iterator[Panel]], None]) -> None:

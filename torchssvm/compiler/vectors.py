@@ -169,7 +169,7 @@ def dot(a, b):
 
 @vectorised_sum
 def exact_dot(a, b):
-    """:func:`dot` in float64; each array may have its own dtype."""
+    """:func:`dot` in float64; the dtypes of the arrays may differ."""
     row, other, total = a.reshape(a.size), b.reshape(b.size), 0.0
     for k in range(a.size):
         total += np.float64(row[k]) * np.float64(other[k])
@@ -241,11 +241,11 @@ def sort_falling(keys, order, count, room):
     """
     for begin in range(0, count, _RUN):
         for p in range(begin + 1, min(begin + _RUN, count)):
-            own, q = order[p], p
-            while q > begin and keys[order[q - 1]] < keys[own]:
+            place, q = order[p], p
+            while q > begin and keys[order[q - 1]] < keys[place]:
                 order[q] = order[q - 1]
                 q -= 1
-            order[q] = own
+            order[q] = place
     width = _RUN
     while width < count:
         for begin in range(0, count - width, 2 * width):

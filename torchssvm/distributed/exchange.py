@@ -175,9 +175,9 @@ class Exchange:
             slices.append(_Slice(self._send(flat.view(size, -1), [1] * size, [1] * size), full))
         for j in (j for j, some in enumerate(as_rows) if some):
             sent, received = counts[rank, j].int().tolist(), counts[:, j, rank].int().tolist()
-            own = gradients[j]
-            rows = self._send(own.indices()[0], sent, received)
-            values = self._send(own.values().flatten(1) if own.ndim > 1 else own.values().unsqueeze(1), sent, received)
+            rows = self._send(gradients[j].indices()[0], sent, received)
+            numbers = gradients[j].values()
+            values = self._send(numbers.flatten(1) if numbers.ndim > 1 else numbers.unsqueeze(1), sent, received)
             known, local = rows.unique(return_inverse=True)
             source = torch.repeat_interleave(torch.arange(size), torch.tensor(received)).to(rows.device)
             numbers = values.new_zeros(size, len(known), values.shape[1])
@@ -191,21 +191,21 @@ class Exchange:
         ``widths`` ``[P, slices]`` int64 are the numbers or rows of each rank's slice.
         """
         size = self.ranks.size
-        found: dict[int, Tensor] = {}
+        combined: dict[int, Tensor] = {}
         for piece, received in zip(slices, widths.t().tolist(), strict=True):
             part, sent = beta.to(piece.numbers) @ piece.numbers, [piece.width] * size
             if piece.rows is None:
                 flat, at = self._send(part.repeat(size), sent, received), 0
                 for j in piece.parameters:
                     like = self._like[j]
-                    found[j], at = flat[at : at + like.numel()].view(like.shape), at + like.numel()
+                    combined[j], at = flat[at : at + like.numel()].view(like.shape), at + like.numel()
             else:
                 (j,) = piece.parameters
                 rows = self._send(piece.rows.repeat(size), sent, received)
                 values = self._send(part.view(piece.width, -1).repeat(size, 1), sent, received)
                 shape = self._like[j].shape
-                found[j] = rows_of(rows, values.view(len(rows), *shape[1:]), shape, coalesced=True)
-        return [found[j] for j in range(len(found))]
+                combined[j] = rows_of(rows, values.view(len(rows), *shape[1:]), shape, coalesced=True)
+        return [combined[j] for j in range(len(combined))]
 
 
 @contextmanager
@@ -242,7 +242,7 @@ def add_products(columns: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> No
 
 
 def _combined(every: Tensor, beta: Tensor, farthest: bool) -> Figures:
-    """The figures of all directions combined; ``every`` ``[P, figures]`` are those of each rank."""
+    """Combine the figures of all ranks, ``every`` ``[P, figures]``."""
     value, largest, loss, change, gap, *counts = every.unbind(1)
     if farthest:
         largest = largest / beta  # infinite for a rank that does not move

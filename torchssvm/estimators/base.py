@@ -274,11 +274,6 @@ class StructuredEstimator(CertifiedEstimator):
 
         Args:
             path: The file; an existing one is replaced.
-
-        Raises:
-            NotFittedError: ``fit`` was not called.
-            ImportError: safetensors is missing.
-            ValueError: UTF-8 cannot encode the name of a label or of a feature.
         """
         check_is_fitted(self)
         names = list(map(str, getattr(self, "_names", None) or self.classes_))
@@ -402,11 +397,8 @@ class SequenceEstimator(CalibratedEstimator):
 
     vocabulary_: Any = None
     _kind: str
+    _states: Any  # y and the lengths -> the target of every sequence; ValueError for labels that are not in classes_
     _encoded: Any = None  # kind, lengths, rows and states of the last fit, while the estimator may go on
-
-    def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
-        """The target of every sequence; ValueError for labels that are not in ``classes_``."""
-        raise NotImplementedError
 
     def _check_kind(self, X: Any) -> None:
         if (kind := kind_of(X)) != self._kind:
@@ -421,10 +413,6 @@ class SequenceEstimator(CalibratedEstimator):
         Args:
             X: As in :meth:`fit`, no sequence empty.
             y: As in :meth:`fit`, with labels of ``classes_``.
-
-        Raises:
-            ValueError: X and y do not fit, or a label is not in ``classes_``.
-            NotFittedError: ``fit`` was not called.
         """
         check_is_fitted(self)
         X, y = listed(X), listed(y)

@@ -58,7 +58,7 @@ class ChainSVC(SequenceEstimator):
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order; labels that ``partial_fit`` added come last.
-        vocabulary_: The column of each named feature, new ones last; None where X held arrays or matrices.
+        vocabulary_: The column of each named feature, new ones last; None where X was arrays or matrices.
         coef_: ``[K, F]``.
         intercept_, start_, end_: ``[K]``: for every token, and more for the first and for the last.
         transitions_: ``[K, K]``, from the label before to the label after.
@@ -83,12 +83,6 @@ class ChainSVC(SequenceEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each sequence counts, as in :class:`MultinomialSVC`.
-
-        Raises:
-            ValueError: A parameter is out of range, a sequence is empty, there is one label only, a label is missing,
-                ``transitions`` forbid labels of a sequence, or X and y do not fit.
-            TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names; or ``transitions``
-                are neither a scheme nor Transitions.
         """
         self._adds = False
         X, y = listed(X), listed(y)
@@ -100,10 +94,6 @@ class ChainSVC(SequenceEstimator):
         """Add the sequences ``X`` to the training set of earlier calls, and go on to the optimum for all.
 
         New features and labels are added behind the old ones, in ``vocabulary_`` and ``classes_`` too.
-
-        Raises:
-            ValueError: As :meth:`fit`, of all sequences; or the estimator is a copy of a trained one.
-            TypeError: As :meth:`fit`.
         """
         X, y = listed(X), listed(y)
         check_list(X)

@@ -60,11 +60,8 @@ def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
     return torch.from_numpy(rows)
 
 
-def check_matrix(X: Any, name: str = "X", *, labels: bool = False) -> None:
-    """Check that numbers are real and not masked, and that a sparse matrix is well formed.
-
-    Unless they are ``labels``, columns have names that scikit-learn compares: texts, or none.
-    """
+def check_matrix(X: Any, name: str = "X") -> None:
+    """Check that numbers are real and not masked, and that a sparse matrix is well formed."""
     check_readable(X, name)
     try:
         table = hasattr(X, "dtypes") and getattr(X, "ndim", None) == 2
@@ -74,9 +71,6 @@ def check_matrix(X: Any, name: str = "X", *, labels: bool = False) -> None:
     for dtype in dtypes:
         if getattr(dtype, "kind", "O") in "cmM":
             raise ValueError(f"Complex data not supported, nor dates: {name} holds {dtype}")
-    columns = list(getattr(X, "columns", ()))
-    if not labels and columns != list(range(len(columns))) and not all(isinstance(column, str) for column in columns):
-        raise ValueError(f"{name} has columns {columns[:4]}: name all columns by texts, so that their order is checked")
     if sparse.issparse(X) and X.format in ("csr", "csc", "bsr"):
         X.check_format(full_check=True)
 
@@ -359,13 +353,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"a {type(value).__name__}"
 
 
-def as_floats(value: Any, name: str, form: str) -> Any:
+def as_floats(value: Any) -> Any:
     """An array or a sparse matrix in float64, or in float32 where its numbers are of another type."""
-    try:
-        rows = value if sparse.issparse(value) else np.asarray(value)
-        return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} must be an array {form} of numbers: {error}") from error
+    rows = value if sparse.issparse(value) else np.asarray(value)
+    return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
 
 
 def rows_of(X: Any, size: int | None = None) -> list[Any]:
@@ -377,7 +368,7 @@ def rows_of(X: Any, size: int | None = None) -> list[Any]:
     for place, sequence in enumerate(X):
         name = f"X[{number_of(place)}]"
         check_matrix(sequence, name)
-        rows = as_floats(sequence, name, "[N, F]")
+        rows = as_floats(sequence)
         check_shape(rows, name, "N", "F" if size is None else size)
         size = rows.shape[1]
         rows = rows.tocsr() if sparse.issparse(rows) else rows

@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.max_marginals import margins_by_decoding
@@ -53,8 +53,6 @@ _MANY = 30
 
 _MOST = 60
 """With more labels, pairs are left out unless they are asked for: with 70 to 160 labels chosen ones gained nothing."""
-
-_FORM = "give y as classes [n], or as 0 and 1 [n, K], which MultiLabelBinarizer().fit_transform(y) makes"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -126,13 +124,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`.
-
-        Raises:
-            ValueError: A parameter is out of range, there is one class only, or X and y do not fit.
         """
         self._check_parameters()
         check_matrix(X)
-        check_matrix(y, "y", labels=True)
+        check_matrix(y, "y")
         known = None if self._begins else self._names
         self._names: list[Any] = columns_of([y], known, "y") or []
         X, y = validate_data(self, X, y, reset=self._begins, multi_output=True, **MATRIX)
@@ -143,8 +138,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         X, y, times, total = counted(X, y, sample_weight)
         total = total or X.shape[0]
         self._sets = y.ndim == 2
-        if self._sets and type_of_target(y) != "multilabel-indicator":
-            raise ValueError(f"y holds other numbers than 0 and 1: {_FORM}")
         classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
         if not self._sets:
             check_missing(y)
@@ -162,8 +155,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             codes = classes.searchsorted(y)
             by_class = weights_of(self.class_weight, classes, codes, times)[codes]
             times = by_class if times is None else times * by_class
-            if not times.all():
-                raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
         some = None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs  # None lists all
         structure = Multilabel(labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=some)
         head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs is not None, structure=structure)
@@ -274,22 +265,16 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         Args:
             X: ``[m, F]``, as in :meth:`fit`.
             y: Label sets, as in :meth:`fit`.
-
-        Raises:
-            ValueError: X and y do not fit, or a class is not in ``classes_``.
-            NotFittedError: ``fit`` was not called.
         """
         check_is_fitted(self)
         check_matrix(X)
-        check_matrix(y, "y", labels=True)
+        check_matrix(y, "y")
         columns_of([y], self._names, "y")
         _, y = validate_data(self, X, y, reset=False, multi_output=True, **MATRIX)  # X keeps the names of its columns
         y, scores = _dense(y), self._two_or_more(X)
         if not self._sets:
             self._check_known(y)
             y = self.classes_.searchsorted(y)
-        elif y.shape != scores.shape[:2] or not np.isin(y, (0, 1)).all():
-            raise ValueError(f"y must be 0 and 1 of shape [n, {scores.shape[1]}], as in fit, not {list(y.shape)}")
         states = torch.from_numpy(y.astype(np.int64)).flatten()
         potentials = as_potentials(scores.flatten(0, -2))
         return self._fit_temperature(Multiclass(scores.shape[-1]), [(potentials, states)])

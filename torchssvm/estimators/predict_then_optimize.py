@@ -72,7 +72,7 @@ class PredictThenOptimize(CertifiedEstimator):
             library's choice for a program that says that it is quick (``DecisionOracle.quick``).
         held_out: The share of the examples on which lambda is chosen.
         tol, max_passes, verbose: As in :class:`MultinomialSVC`.
-        random_state: Seed of the order in which examples are visited, and of what is held out.
+        random_state: Seed of the order of the examples, and of the held-out ones.
 
     Attributes:
         coef_: ``[D, F]``, or ``[F]`` where costs share them: of predicted costs, W0 included.
@@ -112,11 +112,6 @@ class PredictThenOptimize(CertifiedEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`; needs ``lam``.
-
-        Raises:
-            ValueError: A parameter is out of range; X and costs do not fit, or are not finite; or the program did not
-                prove its decisions optimal.
-            TypeError: ``program``, ``features`` or a flag is of another kind.
         """
         structure = self._checked()
         x = self._inputs(X, reset=True)
@@ -131,8 +126,6 @@ class PredictThenOptimize(CertifiedEstimator):
         problems = DecisionProblems(x, costs, structure)
         seconds = (clock() - start) / len(problems)
         solver = self.solver
-        if solver is not None and (solver.seed or solver.schedule is not None):
-            raise ValueError("solver has a seed or a schedule: give random_state, and no schedule")
         if solver is None and not structure.quick_to_decode:
             solver = Solver(direction=Corrective(), oracle=CacheOracle())
         lam, choice = self.lam, None
@@ -174,9 +167,6 @@ class PredictThenOptimize(CertifiedEstimator):
         Args:
             costs: ``[n, D]``, the true costs.
             sample_weight: As in :meth:`fit`.
-
-        Raises:
-            ValueError: X and costs have different lengths, or do not fit the program.
         """
         check_is_fitted(self)
         columns_of([costs], self._cost_columns, "costs")
@@ -272,7 +262,7 @@ class PredictThenOptimize(CertifiedEstimator):
 
 
 def _as_costs(costs: Any) -> Tensor:
-    check_matrix(costs, "costs", labels=True)
+    check_matrix(costs, "costs")
     return torch.from_numpy(np.require(costs, np.float64, ["C", "W"]))
 
 

@@ -85,10 +85,6 @@ class SegmentSVC(SequenceEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each sequence counts, as in :class:`MultinomialSVC`.
-
-        Raises:
-            ValueError: A parameter is out of range, a sequence is empty, there is one label only, spans do not follow
-                one another or are longer than ``max_duration`` or shorter than ``min_duration``, or X and y do not fit.
         """
         self._check_parameters()
         X, y = listed(X), listed(y)
@@ -104,8 +100,6 @@ class SegmentSVC(SequenceEstimator):
             most = check_whole(self.max_duration, "max_duration")
         else:
             most = max(longest, self.structure_.max_duration if self._goes_on and self._run else 1)
-        if longest > most:
-            raise ValueError(f"max_duration={most}, and y has a segment of {longest} frames: give {longest}, or None")
         frames = _frames(states, spans)
         weights = state_weights(self.class_weight, classes, frames, times)
         options = {"min_duration": self.min_duration, "boundary": self.boundary, "span_loss": self.span_loss}

@@ -97,7 +97,7 @@ def send_forward_far(scores, messages, matrices, length, states):
 def backtrack(scores, messages, matrices, length, states, labels):
     """Write the best states of a chain, from the last to the first, after :func:`send_forward`; returns their score.
 
-    The forward pass stores no back-pointers: each previous state is found again as the first that attains the maximum.
+    The forward pass stores no back-pointers: the first state that attains the maximum is recomputed.
     """
     state = first_of_largest(scores[length - 1], states)
     value = scores[length - 1, state]

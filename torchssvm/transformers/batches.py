@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_readable, is_whole, places_of, row_name
+from torchssvm.core.arguments import check_readable, check_several, is_whole, places_of
 from torchssvm.core.batch import select_tokens
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import reject_rows
 from torchssvm.datasets.padded import padded
 from torchssvm.datasets.text.chunk_f1 import Chunk, chunks
 from torchssvm.datasets.text.tag_schemes import to_bio
@@ -115,9 +116,7 @@ class Words(NamedTuple):
 
 def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
     """The words at the True positions of ``mask``, gradients included."""
-    if not bool(mask.any(1).all()):
-        row = int((~mask.any(1)).nonzero()[0, 0])
-        raise ValueError(f"{row_name(row)} has no word, as no position has a label: leave the sentence out")
+    reject_rows(~mask.any(1), "{rows} have no word, as no position has a label: leave these sentences out")
     features, *packed, lengths = select_tokens(mask, hidden, *([] if labels is None else [labels]))
     return Words(features, packed[0] if packed else None, lengths, mask)
 
@@ -191,8 +190,7 @@ class _Text(NamedTuple):
 
 def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[list[Span]]:
     """See :meth:`StructuredTagger.tag`."""
-    if isinstance(texts, str):
-        raise TypeError(f"texts={texts!r} must be a list of texts: [text]")
+    check_several(texts, "texts", "a list of texts")
     texts = list(texts)
     limit = getattr(tagger.config.encoder, "max_position_embeddings", None) or 1 << 40
     limit = min(limit, tokenizer.model_max_length)

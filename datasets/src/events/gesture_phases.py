@@ -29,7 +29,7 @@ _SHA256 = {
     "c1": "01298e1bea4f657b646ea48d03f14ec0d93b032feae88a3c28a1daabe9743a79",
     "c3": "7e1fc4d13a1737ec4bebb6644d270398ec947c841ff5882aaccc2925f04ca7a6",
 }
-_REACH = 3  # velocities are differences between so many frames before and after, as in the set's own features
+_REACH = 3  # velocities are differences between so many frames before and after, as in the features of the set
 _HEAD, _SPINE = slice(6, 9), slice(9, 12)
 _MOVING = [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17]  # hands and wrists, left and right
 
@@ -37,7 +37,7 @@ _MOVING = [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17]  # hands and wrists, left a
 class GesturePhases(PaddedDataset):
     """Seven videos of three people who tell stories, 9,901 frames at 30 a second, cut into 395 phases of gestures.
 
-    The files are found under ``TORCHSSVM_DATA`` as ``gestures/a1_raw.csv`` and so on, or downloaded once into the cache
+    The files lie under ``TORCHSSVM_DATA`` as ``gestures/a1_raw.csv`` and so on, or downloaded once into the cache
     folder. A video is named by its person, a to c, and its story, 1 to 3.
 
     An item is ``(x, y, index)``: x float32 ``[N, 44]`` has the positions of hands and wrists (12 numbers), their
@@ -104,7 +104,7 @@ def _read(file: Path) -> tuple[Tensor, Tensor]:
     rows = [line.replace("Preparação", "Preparation").split(",") for line in read_lines(file)[1:] if line]
     numbers = torch.tensor([[number(one) for one in row[:18]] for row in rows], dtype=torch.float64)
     spine, head = numbers[:, _SPINE], numbers[:, _HEAD]
-    # One video has x and y in a unit of its own, but not z.
+    # One video has x and y in another unit, but not z.
     body = (head - spine)[:, :2].norm(dim=1).median()
     place = (numbers[:, _MOVING].view(-1, 4, 3) - spine.unsqueeze(1)) / torch.stack([body, body, torch.ones_like(body)])
     velocity = _change(place)

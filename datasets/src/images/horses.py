@@ -55,7 +55,7 @@ class HorseSegmentation(SuperpixelGraphs):
             besides, ``"large"`` all; None is all.
         settings: How graphs are built.
         balanced: Whether both classes cost the same in the loss, see :class:`SuperpixelGraphs`.
-        cache: Folder of the graphs; None is one of its own for these folders and settings, in torchssvm's cache folder.
+        cache: Folder of the graphs; None is one for these folders and settings, in torchssvm's cache folder.
         rebuild: Whether to replace a cache that is stale or damaged.
         on_bad: What to do with an image that is missing, unreadable, too small, of another shape than its mask, or has
             an empty mask: ``"raise"`` an error that names it, or ``"skip"`` it, with a warning that lists them all.

@@ -13,7 +13,7 @@ from .lspet import MIRRORED
 
 
 class RandomViews(NamedTuple):
-    """Random views of a batch of images; every image gets its own.
+    """Random views of a batch of images; every image gets another.
 
     Attributes:
         mirror: Probability of a mirror image, in which left and right joints are exchanged.

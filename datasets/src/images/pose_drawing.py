@@ -1,4 +1,4 @@
-"""A picture of a few people with the poses that were found."""
+"""A picture of a few people with the predicted poses."""
 
 from __future__ import annotations
 

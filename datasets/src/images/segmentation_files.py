@@ -111,8 +111,8 @@ def read_pair(pair: Pair, rule: MaskRule = _BLACK_AND_WHITE) -> tuple[np.ndarray
             raise ValueError(f"{pair.name} has no {what}: its {'mask' if what == 'image' else 'image'} stands alone")
     assert pair.image is not None
     assert pair.mask is not None
-    found, colours = _read(pair.image)
-    image = _colours(found if colours is None else colours)
+    pixels, colours = _read(pair.image)
+    image = _colours(pixels if colours is None else colours)
     mask = rule.apply(pair.mask, *_read(pair.mask))
     if not rule.empty and not mask.any():
         raise ValueError(f"{pair.mask} has no foreground; empty_masks=True takes such masks for what they are")

@@ -18,8 +18,8 @@ class SegmentationScores(NamedTuple):
     """Scores over the pixels of some images.
 
     Attributes:
-        iou: Foreground found and true, divided by foreground found or true, over the pixels of all images.
-        mean_iou: The mean over the images of each image's IoU, which is 1 if no foreground is true and none is found.
+        iou: Pixels predicted and true, divided by pixels predicted or true, over the pixels of all images.
+        mean_iou: The mean over the images of each image's IoU, 1 if no foreground is true and none is predicted.
         mean_iou_low: The lower end of a 95 % interval of ``mean_iou``: percentiles of the means of images drawn with
             replacement, 2000 times with a fixed seed ([Efron and Tibshirani 1993], chapter 13).
         mean_iou_high: Its upper end.

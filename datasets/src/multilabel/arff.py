@@ -28,7 +28,7 @@ class Attribute(NamedTuple):
 
     Attributes:
         first: The first of its columns in the matrix.
-        columns: Their names: its own, or ``name=value`` for each of its nominal values.
+        columns: Their names: the attribute's, or ``name=value`` for each of its nominal values.
         values: Column and number of each value that a nominal attribute may take, by their spelling, the first declared
             first; None for a numeric attribute.
     """

@@ -45,7 +45,7 @@ class Multilabel(Dataset[Example]):
     ``dense``, float32 ``[F]``; int64 ``[K]``, 1 for its labels and 0 for the others; and its number. A batch has x
     ``[B, P]``, columns -1 where padded, or ``[B, F]`` if ``dense``, and y ``[B, K]``.
 
-    The files are found under ``TORCHSSVM_DATA`` as ``multilabel/bibtex/bibtex-train.arff`` and ``.xml``. They are not
+    The files lie under ``TORCHSSVM_DATA`` as ``multilabel/bibtex/bibtex-train.arff`` and ``.xml``. They are not
     downloaded, because the page has RAR archives, which Python cannot unpack.
 
     Args:

@@ -65,7 +65,7 @@ class OCR(PaddedDataset):
     Args:
         split: ``"train"`` or ``"test"``.
         size: ``"small"`` or ``"large"``.
-        fold: the fold, of ten, that is a split of its own.
+        fold: the fold, of ten, that is one split.
 
     Example:
         >>> words = OCR(split="train", size="small")

@@ -75,8 +75,8 @@ def ranking_scores(
     each = each.where(each < (grades >= 0).sum(1, keepdim=True), size)
     if bool((wrong := (places.where(places >= 0, size).sort(1).values != each).any(1)).any()):
         raise ValueError(
-            f"places of list {int(wrong.nonzero()[0])} must be 0, 1, 2 and so on, each once: those of scores [n, N] "
-            "are scores.argsort(1, descending=True).argsort(1)"
+            f"places of list {int(wrong.nonzero()[0])} must be 0, 1, 2 and so on, each once: "
+            "give scores.argsort(1, descending=True).argsort(1)"
         )
     if without_relevant is not None and not 0.0 <= as_number(without_relevant, "without_relevant") <= 1.0:
         raise ValueError(f"without_relevant={without_relevant} must be 0 to 1: what such lists count in a mean")

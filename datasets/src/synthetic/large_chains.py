@@ -16,7 +16,7 @@ from ..multilabel.sparse_rows import SparseRows
 from ..text.sparse_chains import SparseChains
 
 _STREAMS = {"truth": 0, "train": 1, "test": 2}
-_ENTRIES = 4_000_000  # scores held at a time while decoding
+_ENTRIES = 4_000_000  # scores in memory at a time while decoding
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ChainTruth:
 class LargeChains(SparseChains):
     """Chains drawn from a hidden Markov model whose states number thousands, with lists of features for every token.
 
-    A state is followed by one of ``successors`` others, with probabilities of its own, and with probability
+    A state is followed by one of ``successors`` others, with probabilities that depend on it, and with probability
     ``surprise`` by any. A token has ``draws`` features, each one of the ``own`` features of its state, or with
     probability ``noise`` any. The first state is uniform. The log-posterior of a labeling is linear in the features of
     ``SparseLinearChain``, with sparse weights :attr:`truth`, whose argmax is the most probable labeling: no method is

@@ -1,4 +1,4 @@
-"""A picture of a few sentence pairs with the links found."""
+"""A picture of a few sentence pairs with the predicted links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHITE, _POSSIBLE, _SURE = 0.0, 0.25, 0.6  # shades of the squares
 
 
 def draw_alignments(figure: Any, pairs: Sequence[SentencePair], found: Sequence[Iterable[Link]]) -> None:
-    """Every word pair as a square: dark for sure links, light for possible ones; dots are the links found.
+    """Every word pair as a square: dark for sure links, light for possible ones; dots are the predicted links.
 
     Dots are green on sure and possible links, and red elsewhere; sentence pairs are drawn side by side, in an empty
     figure.
@@ -30,5 +30,5 @@ def draw_alignments(figure: Any, pairs: Sequence[SentencePair], found: Sequence[
         axis.set_yticks(range(len(pair.french)), pair.french, fontsize=7)
         axis.xaxis.tick_top()
     figure.supxlabel(
-        "squares: sure links (dark), possible links (light); dots: links found, red where wrong", fontsize=8
+        "squares: sure links (dark), possible links (light); dots: predicted links, red where wrong", fontsize=8
     )

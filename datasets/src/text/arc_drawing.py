@@ -34,7 +34,7 @@ def draw_arcs(figure: Any, sentences: Sequence[Sentence], found: Sequence[Sequen
             _draw(axis, mine, token, top, color="black" if mine == true else "red", linewidth=1.0)
         axis.set_xlim(0.4, length + 0.6)
         axis.set_ylim(-1.2, top)
-    figure.supxlabel("arcs found, from head to token; red: wrong; dashed: true instead", fontsize=8)
+    figure.supxlabel("predicted arcs, from head to token; red: wrong; dashed: true instead", fontsize=8)
 
 
 def _draw(axis: Any, head: int, token: int, top: float, **style: Any) -> None:

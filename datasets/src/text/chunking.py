@@ -82,7 +82,7 @@ class ChunkingDataset(SparseChains):
             found.check(sentences)
         if vocabulary.templates and found.templates != vocabulary.templates:
             raise ValueError(
-                f"vocabulary has the attributes of {vocabulary.templates!r}, and a {type(self).__name__} has those of "
+                f"vocabulary has the attributes of {vocabulary.templates!r}, and a {type(self).__name__} has "
                 f"{found.templates!r}: give the vocabulary of a training set of the same class"
             )
         rows, columns = vocabulary.columns(found)
@@ -176,7 +176,7 @@ class ChunkingDataset(SparseChains):
         )
 
     def _made_of(self, sentences: TaggedSentences, vocabulary: Vocabulary, **options: Any) -> ChunkingDataset:
-        """Other sentences in the same form; a subclass reads its own files by its constructor."""
+        """Other sentences in the same form; a subclass reads files by its constructor."""
         made = type(self).__new__(type(self))
         ChunkingDataset.__init__(made, sentences, vocabulary, **options)
         return made

@@ -105,12 +105,12 @@ class Vocabulary:
         return cls.from_attributes(attributes(sentences), min_count, tags)
 
     @classmethod
-    def from_attributes(cls, found: Attributes, min_count: int, tags: Sequence[str]) -> Vocabulary:
+    def from_attributes(cls, attributes: Attributes, min_count: int, tags: Sequence[str]) -> Vocabulary:
         """As :meth:`of`, from attributes that are computed already."""
-        often = np.flatnonzero(found.counts() >= check_whole(min_count, "min_count")).tolist()
+        often = np.flatnonzero(attributes.counts() >= check_whole(min_count, "min_count")).tolist()
         if not often:
             raise ValueError(f"min_count={min_count}: no attribute occurs so often")
-        return cls([found.names[code] for code in often], tags, min_count, found.templates)
+        return cls([attributes.names[code] for code in often], tags, min_count, attributes.templates)
 
     def __len__(self) -> int:
         """Columns: ``in_features`` of a head."""
@@ -125,12 +125,12 @@ class Vocabulary:
         """The number of a tag; None if it is unknown."""
         return self._states.get(tag)
 
-    def columns(self, found: Attributes) -> tuple[np.ndarray, np.ndarray]:
+    def columns(self, attributes: Attributes) -> tuple[np.ndarray, np.ndarray]:
         """Row offsets int64 ``[tokens + 1]`` and columns int32; unknown attributes are left out."""
-        column = np.array([self._columns.get(name, -1) for name in found.names], np.int32)[found.codes]
+        column = np.array([self._columns.get(name, -1) for name in attributes.names], np.int32)[attributes.codes]
         known = column >= 0
         before = np.concatenate([[0], np.cumsum(known, dtype=np.int64)])  # known attributes before each place
-        return before[found.rows], column[known]
+        return before[attributes.rows], column[known]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the vocabulary as JSON, whole or not at all."""

@@ -25,9 +25,9 @@ _MIN_COUNT = 3
 class CoNLL2000(ChunkingDataset):
     """Sentences of the Wall Street Journal with the chunks of their words: 8936 to train on, 2012 to test on.
 
-    The files are found under ``TORCHSSVM_DATA`` as ``conll2000/train.txt.gz`` and ``conll2000/test.txt.gz``, or
+    The files lie under ``TORCHSSVM_DATA`` as ``conll2000/train.txt.gz`` and ``conll2000/test.txt.gz``, or
     downloaded once into the cache folder. See :class:`torchssvm.datasets.ChunkingDataset` for items and batches, for
-    ``hold_out`` and for files of your own.
+    ``hold_out`` and for other files.
 
     The states are the 22 tags of the training set in the order of :attr:`chunk_tags`: O, then B and I of each type in
     alphabetical order, without ``I-LST``. Two tokens of the test set have the tag ``I-LST``: there ``y`` has O, while
@@ -81,6 +81,6 @@ class CoNLL2000(ChunkingDataset):
 
 
 def locate(split: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """The file of a split, found or downloaded; arguments and errors as in :class:`CoNLL2000`."""
+    """The file of a split, downloaded if it is missing; arguments and errors as in :class:`CoNLL2000`."""
     name = f"{split}.txt.gz"
     return fetch(f"conll2000/{name}", PAGE + name, _SHA256[split], PAGE, root)

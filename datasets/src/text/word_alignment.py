@@ -155,8 +155,8 @@ class AlignmentErrors(NamedTuple):
     """Scores of alignments (Och and Ney, *A Systematic Comparison of Various Statistical Alignment Models*, 2003).
 
     Attributes:
-        error_rate: AER, ``1 - (|A and S| + |A and P|) / (|A| + |S|)``: 0 is perfect. A are the links found, S the sure
-            ones, P the possible ones with the sure ones among them, each over all sentences.
+        error_rate: AER, ``1 - (|A and S| + |A and P|) / (|A| + |S|)``: 0 is perfect. A are the predicted links, S the
+            sure ones, P the possible ones with the sure ones among them, each over all sentences.
         precision: ``|A and P| / |A|``.
         recall: ``|A and S| / |S|``.
 
@@ -172,7 +172,7 @@ class AlignmentErrors(NamedTuple):
 
 
 def alignment_errors(found: Iterable[Iterable[Link]], pairs: Sequence[SentencePair]) -> AlignmentErrors:
-    """Alignment error rate, precision and recall of the links found in each sentence pair.
+    """Alignment error rate, precision and recall of the predicted links of each sentence pair.
 
     Without links to count, precision and recall are 1, and the error rate is 0.
 
@@ -182,7 +182,7 @@ def alignment_errors(found: Iterable[Iterable[Link]], pairs: Sequence[SentencePa
     Example:
         >>> sure = frozenset({(0, 0), (1, 1)})
         >>> pair = SentencePair(("le", "chien"), ("the", "dog"), sure=sure, possible=sure)
-        >>> alignment_errors([[(0, 0)]], [pair]).recall  # of the links found in each pair
+        >>> alignment_errors([[(0, 0)]], [pair]).recall  # of the predicted links of each pair
         0.5
     """
     for name, given in (("found", found), ("pairs", pairs)):

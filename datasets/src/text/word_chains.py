@@ -87,7 +87,7 @@ class WordChains(SparseChains):
         if num_chains is not None:
             num_chains = check_whole(num_chains, "num_chains", most=len(sentences), advice=", or None for all")
             sentences = sentences.part(0, num_chains)
-        # The test set has noise of its own.
+        # The test set has other noise.
         self._hold(
             *(sentences.words, sentences.offsets, noise, [seed, SPLITS.index(split)]),
             *(num_states, min_count, vocabulary),

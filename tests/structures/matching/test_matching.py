@@ -150,7 +150,6 @@ def test_targets_that_are_no_matchings_are_refused(rows):
         ({"precision_cost": -1.0}, "precision_cost"),
         ({"recall_cost": math.nan}, "recall_cost"),
         ({"recall_cost": math.inf}, "recall_cost"),
-        ({"precision_cost": 0.0, "recall_cost": 0.0}, "precision_cost"),
     ],
 )
 def test_costs_must_make_sense(options, argument):

@@ -179,12 +179,7 @@ class Arborescence(Labelled):
         return delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0), delta.new_zeros(len(delta))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check that shapes and lengths fit and the heads are an output; write -1 beyond each length.
-
-        Raises:
-            ValueError: A shape or a length does not fit; a head is not in 0 to T; heads form a cycle; ``among`` does
-                not allow the arborescence.
-        """
+        """Check that shapes and lengths fit and the heads are an output; write -1 beyond each length."""
         (scores,) = check_potentials(potentials, _SHAPE)
         batch, longest = scores.shape[:2]
         check_int64(target, "target", (batch, longest), ", the head of each token")
@@ -239,7 +234,7 @@ class Arborescence(Labelled):
 
 def has_root(heads: Tensor) -> Tensor:
     """Whether heads ``[B, N]`` lead from each token to the root: bool, True in the padding, where heads are -1."""
-    above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the root is its own head; [B, N+1]
+    above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the head of the root is the root; [B, N+1]
     for _ in range(heads.shape[1].bit_length()):  # after r rounds: the head 2^r arcs up
         above = above.gather(1, above)
     return above[:, 1:] == 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_readable, check_tensor, naming
+from torchssvm.core.arguments import check_readable, check_tensor, check_type, naming
 from torchssvm.core.batch import Batch, tree_map
 from torchssvm.core.potentials import Potentials, as_parts
 from torchssvm.core.structure import reject_rows
@@ -47,9 +47,6 @@ class DecisionPotentials(Potentials):
         given: ``[B, ...]`` or None, what the oracle takes.
         options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes
             them.
-
-    Raises:
-        ValueError: A shape does not fit.
 
     Example:
         >>> potentials = DecisionPotentials(torch.zeros(1, 4), fixed=torch.tensor([[0.0, 5.0, 0.0, 0.0]]))
@@ -91,10 +88,6 @@ class DecisionProblems(Dataset[int]):
         structure: As given.
         target: The :class:`Decision` of all examples.
 
-    Raises:
-        TypeError: ``structure`` is not a :class:`Decisions`.
-        ValueError: Sizes differ; features or costs are not finite; or the oracle did not prove its decisions optimal.
-
     Example:
         >>> problems = DecisionProblems(torch.rand(8, 3), torch.rand(8, 4), Decisions(ShortestPath.grid(2, 2)))
         >>> problems.target.y.shape
@@ -102,8 +95,7 @@ class DecisionProblems(Dataset[int]):
     """
 
     def __init__(self, x: Tensor | Situations, costs: Tensor | Any, structure: Decisions) -> None:
-        if not isinstance(structure, Decisions):
-            raise TypeError(f"structure={structure!r} must be Decisions(oracle)")
+        check_type(structure, Decisions, "structure", "Decisions(oracle)")
         features = check_tensor(x.x if isinstance(x, Situations) else x, "x")
         check_readable(costs, "costs")
         costs = torch.as_tensor(costs)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.arguments import check_flags, check_type, check_whole
 from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, own_weights
-from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, check_structure, weight
+from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, weight
 from torchssvm.structures.decisions.data import DecisionPotentials, Situations
 from torchssvm.structures.decisions.structure import Decisions
 
@@ -18,18 +18,14 @@ from torchssvm.structures.decisions.structure import Decisions
 class LinearDecisions(LinearHead):
     """Predicted costs, linear in features, with all weights zero at the start.
 
-    Either every variable has its own weights, ``c_hat = W x + b`` with ``weight`` ``[D, F]`` as in ``nn.Linear``, or
-    every variable has its own features and all share one weight vector, ``c_hat_d = w'x_d + b`` with ``weight``
+    By default each variable has a weight vector: ``c_hat = W x + b``, ``weight`` ``[D, F]`` as in ``nn.Linear``. With
+    ``shared=True`` each variable has features, and all share one weight vector: ``c_hat_d = w'x_d + b``, ``weight``
     ``[1, F]``. The weights, and their regularisation, belong to the predicted costs.
 
     Args:
         in_features: F, the number of features.
         structure: The decisions, which know D.
         bias: Whether there is a ``b``; it is regularised like the other weights.
-
-    Raises:
-        ValueError: ``in_features`` is less than 1.
-        TypeError: ``structure`` is not a :class:`Decisions`.
 
     Example:
         >>> from torchssvm.structures.decisions import ShortestPath
@@ -45,16 +41,14 @@ class LinearDecisions(LinearHead):
         super().__init__()
         check_flags(shared=shared, bias=bias)
         self.in_features = check_whole(in_features, "in_features")
-        if check_structure(structure, "Decisions(ShortestPath.grid(5, 5))", "num_costs", "oracle") is None:
-            raise TypeError("structure=None must be one such as Decisions(ShortestPath.grid(5, 5))")
-        self.structure = structure
+        self.structure: Decisions = check_type(structure, Decisions, "structure", "Decisions(oracle)")
         self.shared = shared
         outputs = 1 if shared else structure.num_costs
         self.weight = weight(torch.zeros(outputs, self.in_features))
         self.bias = weight(torch.zeros(outputs)) if bias else None
 
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None for integer programs, functions and your own oracles."""
+        """What the compiled loop needs of the head; None for integer programs, functions and user-defined oracles."""
         from torchssvm.structures.decisions.kind import ORACLES, DecisionAdapter
 
         quick = type(self.structure.oracle) in ORACLES
@@ -65,9 +59,6 @@ class LinearDecisions(LinearHead):
 
         Args:
             x: ``[B, F]``, or ``[B, D, F]`` with shared weights; or :class:`Situations`.
-
-        Raises:
-            ValueError: ``x`` has the wrong shape, or the batch has lengths.
         """
         check_no_lengths(lengths)
         features, fixed, given = x if isinstance(x, Situations) else (x, None, None)

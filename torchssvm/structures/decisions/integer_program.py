@@ -34,8 +34,8 @@ class IntegerProgram(DecisionOracle):
     Right-hand sides may differ from example to example: ``Situations(x, given=sides)`` with ``sides``
     ``[B, M]``, first for ``A_ub`` and then for ``A_eq``. Known costs are ``Situations(x, fixed=costs)``.
 
-    The solver is ``scipy.optimize.milp``, which is HiGHS (``torchssvm[scipy]``); another one is a
-    :class:`DecisionOracle` of your own. It is exact up to its tolerances: 1e-6 for rows and integrality, about 1e-9 of
+    The solver is ``scipy.optimize.milp``, which is HiGHS (``torchssvm[scipy]``); other solvers
+    subclass :class:`DecisionOracle`. It is exact up to its tolerances: 1e-6 for rows and integrality, about 1e-9 of
     the largest cost. Costs are scaled for it, by a power of 2. A decision's integers are rounded, and its value is
     computed from them.
 
@@ -52,9 +52,7 @@ class IntegerProgram(DecisionOracle):
             is better), with the bound; without any, it is an error. None is no limit.
 
     Raises:
-        ValueError: Sizes do not fit, a number is NaN, or a lower bound is above an upper one. ``solve`` raises it for
-            an example whose program has no decision, or decisions that are better without end.
-        ImportError: SciPy is missing.
+        ValueError: ``solve`` raises it for an example whose program has no feasible decision, or is unbounded.
 
     Example:
         >>> knapsack = IntegerProgram([[3, 2, 2], [1, 4, 1]], [5, 5], maximize=True)
@@ -89,8 +87,6 @@ class IntegerProgram(DecisionOracle):
         low, high, integer = (self._each(value, name) for value, name in (
             (bounds[0], "bounds[0]"), (bounds[1], "bounds[1]"), (integrality, "integrality")
         ))  # fmt: skip
-        if (low > high).any():
-            raise ValueError(f"bounds={bounds} must not have a lower bound above an upper one")
         if not np.isin(integer, (0, 1)).all():
             raise ValueError(f"integrality={integrality!r} must be 1 (integer) or 0 (continuous)")
         self.rows = vstack(rows).tocsr()  # A, [M, D]
@@ -123,7 +119,7 @@ class IntegerProgram(DecisionOracle):
             unit = 2.0 ** (_SIZE - np.frexp(np.abs(cost).max())[1]) if cost.any() else 1.0
             answer = self._ask(unit * cost, limits)
             if answer.status not in ("optimal", "limit"):
-                raise ValueError(self._refusal(k, answer, limits))
+                raise ValueError(f"the integer program of {row_name(k)} has no best decision: {answer.status}")
             best = None if start is None else start[k].astype(np.float64)
             if answer.y is not None:
                 best = np.where(self.integer, np.rint(answer.y), answer.y)
@@ -172,28 +168,9 @@ class IntegerProgram(DecisionOracle):
         return np.where(np.arange(len(sides)) < self._num_upper, -np.inf, sides), sides
 
     def _lowest(self, costs: Array) -> float:
-        """The lowest value within the bounds of the variables, without rows."""
         used = costs != 0.0
         ends = (costs[used] * end[used] for end in (self.low, self.high))
         return float(np.minimum(*ends).sum())
-
-    def _refusal(self, row: int, answer: Answer, limits: Limits) -> str:
-        """The error of a program without a best decision."""
-        words = answer.status.lower()
-        reasons = [word for word in ("infeasible", "unbounded") if word in words]
-        if len(reasons) == 2:  # the solver leaves open which: without costs nothing is unbounded
-            feasible = self._ask(np.zeros(self.num_costs), limits).y is not None
-            reasons = ["unbounded" if feasible else "infeasible"]
-        if not reasons:
-            return f"the solver gave up on {row_name(row)}: {answer.status}"
-        if reasons[0] == "unbounded":
-            return f"the integer program of {row_name(row)} is unbounded: give all variables two finite bounds"
-        up, down = self.rows.maximum(0.0), self.rows.minimum(0.0)
-        least, most = up @ self.low + down @ self.high, up @ self.high + down @ self.low
-        alone = ((least > limits[1] + 1e-6) | (most < limits[0] - 1e-6)).nonzero()[0].tolist()
-        names = [f"A_ub[{k}]" if k < self._num_upper else f"A_eq[{k - self._num_upper}]" for k in alone]
-        why = f"{', '.join(names[:4])} cannot be met within the bounds" if names else "rows contradict each other"
-        return f"the integer program of {row_name(row)} is infeasible: {why}"
 
     def _each(self, value: Any, name: str) -> Array:
         check_readable(value, name)
@@ -212,7 +189,7 @@ class IntegerProgram(DecisionOracle):
 
 
 def _rows(matrix: Any, sides: Any, name: str, make: Any) -> tuple[Any, Array]:
-    """The rows of a kind in SciPy's sparse format and their right-hand sides; None and ``[0]`` where there are none."""
+    """Constraints as a sparse matrix of SciPy, and their right-hand sides; None and ``[0]`` where there are none."""
     if matrix is None and sides is None:
         return None, np.empty(0)
     check_readable(matrix, f"A_{name}")

@@ -67,9 +67,6 @@ class Decisions(Structure):
         num_costs: D, if ``oracle`` is a function.
         maximize: Whether a function maximises.
 
-    Raises:
-        TypeError: ``oracle`` is neither, or it is an oracle and ``num_costs`` or ``maximize`` are given.
-
     Example:
         >>> from torchssvm.structures.decisions import ShortestPath
         >>> structure = Decisions(ShortestPath.grid(2, 2))
@@ -91,13 +88,10 @@ class Decisions(Structure):
         num_costs: int | None = None,
         maximize: bool | None = None,
     ) -> None:
-        if isinstance(oracle, DecisionOracle):
-            if num_costs is not None or maximize is not None:
-                raise TypeError(f"num_costs and maximize are for functions: leave them out with oracle={oracle!r}")
-        elif not callable(oracle) or isinstance(oracle, type) or num_costs is None:
-            raise TypeError(f"oracle={oracle!r} must be a DecisionOracle, or a function with num_costs")
-        else:
-            oracle = FunctionOracle(oracle, num_costs, False if maximize is None else maximize)
+        if num_costs is not None and not isinstance(oracle, DecisionOracle):
+            oracle, num_costs, maximize = FunctionOracle(oracle, num_costs, maximize or False), None, None
+        if not isinstance(oracle, DecisionOracle) or num_costs is not None or maximize is not None:
+            raise TypeError(f"oracle={oracle!r} must be a DecisionOracle alone, or a function with num_costs")
         self.oracle = oracle
         self.quick_to_decode = oracle.quick
         self._factor = 2.0 if oracle.maximize else -2.0
@@ -155,11 +149,7 @@ class Decisions(Structure):
         return {name: (self._factor * total).to(tensor.dtype)}
 
     def loss(self, labeling: Tensor | Decision, target: Decision) -> Tensor:
-        """The regret, ``[B]`` float64; with known costs f, ``(c - 2 f)'(y - y*)`` or its opposite.
-
-        Raises:
-            ValueError: A regret is negative: the target is not optimal for its costs.
-        """
+        """The regret, ``[B]`` float64; with known costs f, ``(c - 2 f)'(y - y*)`` or its opposite."""
         regret = self.regret(labeling, target)
         if target.fixed is None:
             return regret
@@ -235,8 +225,6 @@ class Decisions(Structure):
         """Check shapes and numbers; add the known costs of the potentials."""
         (costs,) = check_potentials(potentials, ("B", self.num_costs))
         check_no_lengths(potentials.lengths)  # type: ignore[arg-type]
-        if not isinstance(target, tuple | list) or len(target) not in (2, 3):
-            raise ValueError(f"target must be a Decision(y, cost), not a {type(target).__name__}")
         y, cost = target[:2]
         for name, tensor in (("target.y", y), ("target.cost", cost)):
             wrong = ~check_shape(tensor, name, *costs.shape).isfinite().all(1)
@@ -277,8 +265,6 @@ class Decisions(Structure):
         known = torch.nan_to_num(costs, nan=0.0, posinf=0.0, neginf=0.0).cpu().numpy()
         arrays = [None if tensor is None else tensor.detach().cpu().numpy() for tensor in (given, start)]
         answer = self.oracle.solve(known, *arrays)
-        if not isinstance(answer, tuple | list) or len(answer) != 3 or answer[0] is None or answer[1] is None:
-            raise TypeError(f"oracle={self.oracle!r} must return (y, value, bound), got {answer!r}")
         y, value, bound = (None if each is None else torch.as_tensor(each).to(costs.device) for each in answer)
         check_shape(y, "y of the oracle", *costs.shape)
         for name, tensor in (("value", value), ("bound", bound)):
@@ -287,7 +273,7 @@ class Decisions(Structure):
         assert y is not None
         assert value is not None
         y, value = _numbers(y), value.to(torch.float64)
-        off = (value - (y * costs).sum(1)).abs()  # infinite where the oracle found no decision
+        off = (value - (y * costs).sum(1)).abs()  # infinite where the oracle has no decision
         wrong = value.isfinite() & (off > _VALUE * costs.abs().sum(1))
         reject_rows(wrong, "value of the oracle is not the cost of its y in {rows}: give (costs * y).sum(1)")
         return y, value, None if bound is None else bound.to(torch.float64)

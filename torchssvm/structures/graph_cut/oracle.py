@@ -4,8 +4,8 @@ Node p scores theta_p with label 1 and -theta_p with label 0; edge pq costs c_pq
 
     score(y) = sum_p theta_p (2 y_p - 1) - sum_pq c_pq [y_p != y_q].
 
-Cuts are found on the CPU, in threads over the graphs, for tensors of every device: the algorithm grows search trees
-that differ from graph to graph, which threads of a device would follow one at a time.
+Cuts are computed on the CPU, in threads over the graphs, also for tensors on a GPU: the algorithm grows search trees
+that differ from graph to graph, and the threads of a GPU would diverge.
 """
 
 from __future__ import annotations

@@ -28,9 +28,6 @@ class GraphPotentials(EdgePotentials):
         lengths: ``[B]`` int64, 1 to N, the number of nodes of each example; None means N for all.
         options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
 
-    Raises:
-        ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
-
     Example:
         >>> edges = torch.tensor([[[0, 1], [1, 2]]])
         >>> node, edge = torch.tensor([[1.0, -0.5, -1.0]]), torch.tensor([[2.0, 0.1]])
@@ -157,7 +154,7 @@ class GraphCut(LabelledGraphs):
         tensor([[1, 1]])
     """
 
-    not_plain = "a minimum cut is found by loops over single edges"
+    not_plain = "the minimum cut algorithm loops over single edges"
 
     quick_to_decode = True
     state_parts = (-1.0, 1.0)

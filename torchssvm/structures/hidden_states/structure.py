@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64, check_readable, check_tensor, naming
+from torchssvm.core.arguments import check_int64, check_readable, check_tensor, check_type, naming
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Structure, as_decoding, augmented, loss_by_name, reject_rows
@@ -53,11 +53,7 @@ class HiddenStates(Around):
     Args:
         structure: A structure whose outputs are int64 states, and whose loss is a sum of costs of states.
         shows: The label that each state shows, S whole numbers of 0 or more; all labels up to the largest are shown.
-            None is a label of its own for each of ``structure.num_states``, for targets with unknown labels.
-
-    Raises:
-        TypeError: ``structure`` is no structure, or has no ``num_states`` where ``shows`` is None.
-        ValueError: ``shows`` leaves out a label.
+            None gives each of ``structure.num_states`` states its label, for targets with unknown labels.
 
     Example:
         >>> structure = HiddenStates(Chain(3), shows=[0, 1, 1])
@@ -68,18 +64,10 @@ class HiddenStates(Around):
     """
 
     def __init__(self, structure: Structure, shows: Any = None) -> None:
-        if not isinstance(structure, Structure) or isinstance(structure, HiddenStates):
-            raise TypeError(f"structure={structure!r} must be one such as Chain(3)")
-        self.structure = structure
-        states = getattr(structure, "num_states", None)
-        if shows is None and states is None:
-            raise TypeError(f"shows=None, and structure={structure} has no num_states: give the label of each state")
-        shows = list(range(states or 0)) if shows is None else shows
+        self.structure: Any = check_type(structure, Structure, "structure", "one such as Chain(3)")
+        shows = list(range(self.structure.num_states)) if shows is None else shows
         check_readable(shows, "shows")
-        try:
-            self.shows = torch.as_tensor(shows).cpu()
-        except (TypeError, ValueError, RuntimeError):  # strings, ragged lists
-            self.shows = torch.empty(0)
+        self.shows = torch.as_tensor(shows).cpu()
         labels = self.shows.unique()
         if (
             self.shows.dtype != torch.int64
@@ -176,12 +164,7 @@ class HiddenStates(Around):
         return {name: costs * self._wrong(target.observed, costs) for name, costs in delta.items()}, constant
 
     def check_target(self, target: Tensor | Completed, potentials: Potentials) -> Completed:
-        """Check labels and, of a completed target, states.
-
-        Raises:
-            ValueError: Shape, dtype or a label does not fit, or a state does not show its label.
-            TypeError: The structure's outputs are more than states, as in ``PairwiseGraph``.
-        """
+        """Check labels and, of a completed target, states."""
         potentials = as_potentials(potentials)
         observed = target.observed if isinstance(target, Completed) else target
         sets = isinstance(observed, Tensor) and observed.dtype == torch.bool

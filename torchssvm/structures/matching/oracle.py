@@ -24,8 +24,8 @@ from torchssvm.structures.common import check_operands
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
     """The matching with the highest total score in each bipartite graph.
 
-    Nodes may stay unmatched, so edges with a score of 0 or less are never used: negative scores are raised to 0, an
-    assignment of the smaller side is found exactly [1]_, and its edges of score 0 are dropped. Ties fall as in
+    Nodes may stay unmatched, so edges with a score of 0 or less are never used: negative scores are raised to 0, the
+    smaller side is assigned exactly [1]_, and edges of score 0 are dropped. Ties fall as in
     SciPy's ``linear_sum_assignment``, and depend only on the example's scores. CUDA tensors are solved on the
     device by the same algorithm, with the same ties, where Triton is installed and no side has more than 2048 nodes;
     otherwise on the CPU.
@@ -37,9 +37,6 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
 
     Returns:
         ``[B, S, T]`` bool on the device of ``scores``.
-
-    Raises:
-        ValueError: ``scores`` are not floating ``[B, S, T]``, or ``rows`` or ``columns`` not int64 ``[B]``.
 
     References:
         .. [1] D. F. Crouse. On implementing 2D rectangular assignment algorithms. IEEE Transactions on Aerospace and

@@ -28,9 +28,6 @@ class EdgePotentials(Potentials):
         widths: ``[B]`` int64, 1 to T, the number of right nodes of each example; None means T for all.
         options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
 
-    Raises:
-        ValueError: The scores are not ``[B, S, T]``, or a size does not fit them.
-
     Example:
         >>> scores = EdgePotentials(torch.ones(2, 2, 3), widths=torch.tensor([3, 1]))
         >>> Matching().argmax(scores).labeling  # -1 beyond the nodes of the second example
@@ -90,9 +87,6 @@ class Matching(Structure):
         recall_cost: Cost of a missed edge of the target; at least 0.
         normalize: Divide the loss by the example's number of left nodes.
 
-    Raises:
-        ValueError: A cost is negative or not finite, or both are zero.
-
     Example:
         >>> scores = torch.tensor([[[2.0, 1.5], [1.9, 0.0]]])
         >>> Matching().argmax(Potentials(scores)).labeling
@@ -100,7 +94,7 @@ class Matching(Structure):
                  [1, 0]]])
     """
 
-    not_plain = "an assignment is found by loops over single nodes"
+    not_plain = "the assignment algorithm loops over single nodes"
 
     quick_to_decode = True
 
@@ -110,8 +104,6 @@ class Matching(Structure):
         check_flags(normalize=normalize)
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
         self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
-        if self.precision_cost == self.recall_cost == 0.0:
-            raise ValueError("precision_cost and recall_cost are both 0: give one that is positive")
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
@@ -186,14 +178,11 @@ class Matching(Structure):
         Args:
             partners: ``[..., S]`` int64, 0 to T - 1; -1 for an unmatched node.
             num_right: T.
-
-        Raises:
-            ValueError: A partner is out of range.
         """
         num_right = check_whole(num_right, "num_right", 0)
         check_int64(partners, "partners", getattr(partners, "shape", None))
-        if bool(((partners < -1) | (partners >= num_right)).any()):
-            raise ValueError(f"partners={partners.tolist()} must lie between -1 and {num_right - 1}")
+        wrong = (partners < -1) | (partners >= num_right)
+        reject_entries(wrong, partners, "partners has", f"give -1 to {num_right - 1}")
         return (partners.unsqueeze(-1) == torch.arange(num_right, device=partners.device)).to(torch.int64)
 
     @staticmethod

@@ -37,9 +37,6 @@ class MessagePassing:
     Exact if all pair weights are at least 0, and often otherwise; see
     :func:`torchssvm.structures.multilabel.oracle.best_label_sets`.
 
-    Raises:
-        ValueError: ``max_rounds`` is less than 1.
-
     Example:
         >>> structure = Multilabel(3, decoder=MessagePassing())
         >>> potentials = Potentials({"unary": torch.ones(1, 3), "pairwise": torch.full((1, 3), -0.8)})
@@ -65,9 +62,6 @@ class BranchAndBound:
     Args:
         max_rounds: Most rounds over all pairs of an example before branching.
         effort: The most pair updates of branch and bound for an example; 200,000 take about 3 ms.
-
-    Raises:
-        ValueError: ``max_rounds`` or ``effort`` is less than 1.
 
     Example:
         >>> structure = Multilabel(3, decoder=BranchAndBound())
@@ -111,10 +105,6 @@ class Multilabel(Structure):
         pairs: ``[P, 2]`` int64, the pairs i < j that are scored, in ascending order; None means all. Pairs that make no
             circle are decoded exactly by messages.
 
-    Raises:
-        ValueError: ``num_labels`` is less than 1, ``weights`` has another shape, a negative entry or only zeros, or
-            ``pairs`` are not distinct ascending pairs of labels.
-
     Example:
         >>> unary, pairwise = torch.tensor([[1.0, -0.2, -3.0]]), torch.tensor([[0.5, 0.0, 0.0]])
         >>> potentials = Potentials({"unary": unary, "pairwise": pairwise})
@@ -137,8 +127,6 @@ class Multilabel(Structure):
         num_labels = check_whole(num_labels, "num_labels")
         check_flags(pairwise=pairwise, normalize=normalize)
         weights = check_costs(weights, "weights", num_labels)
-        if weights is not None and not bool(weights.any()):
-            raise ValueError(f"weights={weights.tolist()} must not all be 0: give one that is positive")
         self.num_labels = num_labels
         self.pairwise = pairwise
         self.normalize = normalize
@@ -313,11 +301,10 @@ class Multilabel(Structure):
 
 def _places(pairs: Tensor, num_labels: int, pairwise: bool) -> Tensor:
     """The places of the pairs ``[P, 2]`` among all, ``[P]`` ascending; ValueError for wrong ones."""
-    if not pairwise:
-        raise ValueError("pairs are given with pairwise=False: leave one of the two out")
     check_int64(pairs, "pairs", (len(pairs), 2), ", the labels of each pair")
     i, j = pairs.unbind(1)
     places = i * num_labels - i * (i + 1) // 2 + j - i - 1
-    if not (len(pairs) and bool(((i >= 0) & (i < j) & (j < num_labels)).all() and (places.diff() > 0).all())):
-        raise ValueError(f"pairs={pairs.tolist()} must be distinct pairs i < j of labels, in ascending order")
+    ordered = bool(((i >= 0) & (i < j) & (j < num_labels)).all() and (places.diff() > 0).all())
+    if not (pairwise and len(pairs) and ordered):
+        raise ValueError(f"pairs={pairs.tolist()} must be distinct and ascending, i < j, and need pairwise=True")
     return places

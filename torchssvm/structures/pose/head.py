@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import check_type
 from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.problem import Bound
@@ -49,9 +50,7 @@ class LinearPose(Head):
 
     def __init__(self, structure: Pose) -> None:
         super().__init__()
-        if not isinstance(structure, Pose):
-            raise TypeError(f"structure={structure!r} must be a Pose(parent, displacements, grid, size=...)")
-        self.structure = structure
+        self.structure = check_type(structure, Pose, "structure", "a Pose(parent, displacements, grid, size=...)")
         edges = structure.num_edges
         self.unary = weight(torch.zeros(structure.num_nodes))
         self.types = weight(torch.zeros(edges, 2))
@@ -72,10 +71,6 @@ class LinearPose(Head):
 
         Args:
             x: :class:`PoseMaps`; or one tensor ``[B, P + 2 E T, H, W]``, such as a convolution's output, nodes first.
-
-        Raises:
-            TypeError: ``x`` is neither, or its tensors are not dense and real.
-            ValueError: A shape does not fit the structure.
         """
         structure, shapes = self.structure, self.structure.shapes
         if isinstance(x, Tensor):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64, check_number, is_whole
+from torchssvm.core.arguments import check_int64, check_number, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
@@ -55,9 +55,6 @@ class Pose(Structure):
         size: s: a number of places; or two nodes, such as (left shoulder, right hip), whose distance in the target
             (at least one place) is s.
 
-    Raises:
-        ValueError: An argument does not fit the others, or ``parent`` does not describe trees.
-
     Example:
         >>> from torchssvm.structures.pose import PoseMaps
         >>> structure = Pose([-1, 0], torch.zeros(1, 2, 1, 2), grid=(4, 5), size=1.0)
@@ -85,9 +82,7 @@ class Pose(Structure):
         """The parent of each edge."""
         edges = len(self.lower)
         check_shape(displacements, "displacements", edges, 2, "N", 2)
-        if not isinstance(grid, Sequence) or len(grid) != 2 or not all(is_whole(side) and side > 0 for side in grid):
-            raise ValueError(f"grid={grid!r} must be (H, W), at least one place each")
-        self.height, self.width = (int(side) for side in grid)
+        self.height, self.width = (check_whole(side, "grid", advice=" place a side") for side in grid)
         self.displacements = displacements.detach().cpu().to(torch.float64)
         spreads = torch.ones_like(displacements) if spreads is None else spreads
         check_shape(spreads, "spreads", *displacements.shape)
@@ -97,9 +92,8 @@ class Pose(Structure):
         self.spreads = spreads
         self.num_types = displacements.shape[2]
         if isinstance(size, tuple):
-            if len(size) != 2 or not all(is_whole(v) and 0 <= v < self.num_nodes for v in size) or size[0] == size[1]:
-                raise ValueError(f"size={size} must be two of the nodes 0 to {self.num_nodes - 1}")
-            self.size: tuple[int, int] | float = (int(size[0]), int(size[1]))
+            first, second = (check_whole(v, "size", 0, most=self.num_nodes - 1) for v in size)
+            self.size: tuple[int, int] | float = (first, second)
         else:
             self.size = check_number(size, "size", above=0.0, advice=", or a pair of nodes")
 
@@ -202,18 +196,13 @@ class Pose(Structure):
 
         Args:
             places: ``[..., P, 2]``, (x, y) of each node on the grid; they are rounded.
-
-        Raises:
-            ValueError: A place lies outside the grid, or the shape does not fit.
         """
         check_shape(places, "places", *places.shape[:-2], self.num_nodes, 2)
         self._to(places.device)
         whole = places.round().to(torch.int64)
         limits = torch.tensor([self.width, self.height], device=places.device)
         outside = (whole < 0) | (whole >= limits) | ~places.isfinite()
-        if bool(outside.any()):
-            wrong = places[outside.any(-1)][0].tolist()
-            raise ValueError(f"places has {wrong}: give places on the grid, {self.width} x {self.height}")
+        reject_entries(outside, places, "places has", f"give places on the grid, {self.width} x {self.height}")
         types = torch.full_like(whole, -1)
         types[..., self.lower, :] = self.nearest_types(whole)
         return torch.cat([whole, types], -1)
@@ -240,7 +229,6 @@ class Pose(Structure):
                 yield one.expand(batch, -1, -1).clone()
 
     def _squared_size(self, target: Tensor) -> Tensor:
-        """s^2, ``[B, 1]`` float64."""
         if isinstance(self.size, tuple):
             a, b = (target[:, v, :2] for v in self.size)
             return (a - b).square().sum(1, keepdim=True).to(torch.float64).clamp(min=1.0)

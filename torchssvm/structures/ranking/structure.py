@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64
+from torchssvm.core.arguments import check_int64, check_type
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit, gated
 from torchssvm.structures.common import check_lengths, check_potentials, reject_entries
@@ -40,9 +40,6 @@ class Ranking(Structure):
         measure: What a wrong order costs: ``PairSwaps()`` (None), ``NDCG(k)`` or
             ``PrecisionAt(k)``.
 
-    Raises:
-        TypeError: ``measure`` is no measure.
-
     Example:
         >>> from torchssvm.structures.ranking import NDCG
         >>> structure = Ranking(NDCG(k=10))
@@ -54,8 +51,7 @@ class Ranking(Structure):
 
     def __init__(self, measure: RankingMeasure | None = None) -> None:
         self.measure = PairSwaps() if measure is None else measure
-        if not isinstance(self.measure, RankingMeasure):
-            raise TypeError(f"measure={measure!r} must be PairSwaps(), NDCG(k), PrecisionAt(k) or a RankingMeasure")
+        check_type(self.measure, RankingMeasure, "measure", "a RankingMeasure such as NDCG(k=10)")
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Documents by descending score; of equal ones the first stands above."""
@@ -108,12 +104,7 @@ class Ranking(Structure):
         raise NotImplementedError("loss_potentials: measures of rankings are not linear in the parts")
 
     def check_target(self, target: Tensor | Graded, potentials: Potentials | Tensor) -> Graded:
-        """Check that ``target`` has a grade for each document, and that the measure is defined for them.
-
-        Raises:
-            ValueError: The shape or dtype is another, a grade is negative, or a list has no relevant document where
-                the measure needs one.
-        """
+        """Check that ``target`` has a grade for each document, and that the measure is defined for them."""
         potentials = as_potentials(potentials)
         check_potentials(potentials, ("B", "N"))
         grades = target.grades if isinstance(target, Graded) else target

@@ -54,11 +54,6 @@ class Segments(Indexed):
         span_loss: Whether the loss counts spans, or frames.
         class_weight: ``[K]``, non-negative, by the target's label of a frame; None is 1 for all.
 
-    Raises:
-        TypeError: A number is not whole.
-        ValueError: ``num_labels`` or ``max_duration`` is less than 1, or ``min_duration`` is not 1 to ``max_duration``,
-            or are not K numbers; or ``class_weight`` is not such a vector, or is given with ``span_loss``.
-
     Example:
         >>> segments = Segments(num_labels=2, max_duration=3)
         >>> emission = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
@@ -86,8 +81,7 @@ class Segments(Indexed):
         listed = isinstance(min_duration, list | tuple)
         several: Sequence[Any] = min_duration if listed else [min_duration] * self.num_labels  # type: ignore[assignment]
         form = f", or a list of {num_labels}, one for each label"
-        if len(several) != num_labels:
-            raise ValueError(f"min_duration={min_duration!r} must be a whole number{form}")
+        check_whole(len(several), "len(min_duration)", num_labels, most=num_labels)
         self.min_duration = [check_whole(least, "min_duration", most=max_duration, advice=form) for least in several]
         if class_weight is not None and span_loss:
             raise ValueError(f"class_weight={class_weight} is for frames: leave it out with span_loss")
@@ -154,10 +148,6 @@ class Segments(Indexed):
 
         Args:
             n: How many, at least 1.
-
-        Raises:
-            ValueError: ``n`` is less than 1, or scores are NaN or infinitely large.
-            TypeError: ``n`` is not a number.
         """
         n = check_whole(n, "n")
         check_scores_finite(potentials, self.places, self.signed)
@@ -179,11 +169,7 @@ class Segments(Indexed):
         return spans
 
     def from_spans(self, spans: Sequence[Sequence[Span]]) -> Tensor:
-        """The labeling ``[B, N]`` int64 of spans that follow one another from frame 0 on.
-
-        Raises:
-            ValueError: There is a gap, a wrong label, or a span longer than ``max_duration``.
-        """
+        """The labeling ``[B, N]`` int64 of spans that follow one another from frame 0 on."""
         check_several(spans, "spans", "lists of spans, one for each sequence")
         rows = []
         for place, several in enumerate(spans):
@@ -218,11 +204,7 @@ class Segments(Indexed):
         return self.frames(labeling)
 
     def from_frames(self, labels: Tensor) -> Tensor:
-        """The labeling whose segments are the runs of labels ``[B, N]`` int64, -1 beyond each length.
-
-        Raises:
-            ValueError: ``labels`` are not such a tensor.
-        """
+        """The labeling whose segments are the runs of labels ``[B, N]`` int64, -1 beyond each length."""
         num_labels = self.num_labels
         _codes(labels, "labels", ", a label for each frame")
         wrong = (labels >= num_labels) | (labels < torch.where(_within(labels), 0, -1))
@@ -444,25 +426,14 @@ def span_f1(
         0.5
         >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]], overlap=0.5)
         1.0
-
-    Raises:
-        TypeError: An argument is not lists of spans, or not a number.
-        ValueError: ``found``, ``true`` and ``times`` differ in length, or a number is out of range.
     """
-    found, true = ([list(spans) if hasattr(spans, "__iter__") else [spans] for spans in each] for each in (found, true))
-    if any(not isinstance(span, tuple | list) or len(span) != 3 for spans in [*found, *true] for span in spans):
-        raise TypeError("found and true must be lists of spans (start, end, label), as structure.spans returns")
-    times = [1.0] * len(found) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
-    times = [check_number(each, "times", 0.0) for each in times]
-    if not len(found) == len(true) == len(times):
-        raise ValueError(f"found, true and times must be of one length, got {len(found)}, {len(true)}, {len(times)}")
-    if not 0.5 <= check_number(overlap, "overlap") <= 1.0:
-        raise ValueError(f"overlap={overlap} must be 0.5 to 1")
-    right, total = 0, 0
+    times = [1.0] * len(true) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
+    check_number(overlap, "overlap", 0.5)
+    right, total = 0.0, 0.0
     for count, *spans in zip(times, found, true, strict=True):
-        predicted, correct = (set(map(tuple, several)) for several in spans)
-        total += count * (len(predicted) + len(correct))
-        right += count * (len(predicted & correct) if overlap == 1.0 else _overlapping(predicted, correct, overlap))
+        given, correct = (set(map(tuple, several)) for several in spans)
+        total += check_number(count, "times", 0.0) * (len(given) + len(correct))
+        right += count * (len(given & correct) if overlap == 1.0 else _overlapping(given, correct, overlap))
     return float(2.0 * right / total) if total else 1.0
 
 

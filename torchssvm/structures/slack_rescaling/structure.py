@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_type, check_whole
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
 from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, reject_rows
@@ -59,7 +60,7 @@ class EveryClass(SlackOracle):
 
     @override
     def check(self, structure: Structure) -> None:
-        _require(self, structure, Multiclass)
+        check_type(structure, Multiclass, "structure", "a Multiclass, as oracle is EveryClass()")
 
     @override
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
@@ -91,7 +92,7 @@ class EveryLossLevel(SlackOracle):
 
     @override
     def check(self, structure: Structure) -> None:
-        _require(self, structure, Chain)
+        check_type(structure, Chain, "structure", "a Chain, as oracle is EveryLossLevel()")
 
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
         """Maximise the product over the losses.
@@ -149,17 +150,11 @@ class BruteForceSearch(SlackOracle):
             raise TypeError(f"structure={structure!r} has no enumerate(): use another oracle than BruteForceSearch()")
 
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
-        """Maximise the product over all outputs.
-
-        Raises:
-            ValueError: The structure lists no outputs, or too many.
-        """
-        outputs = structure.enumerate(potentials)
-        best: Labeling = None
-        value: Tensor | None = None
-        for number, labeling in enumerate(() if outputs is None else outputs, 1):
-            if number > self.most:
-                raise ValueError(f"most={self.most} is less than the outputs of {structure}: raise it")
+        """Maximise the product over all outputs."""
+        outputs = itertools.islice(structure.enumerate(potentials) or (), self.most + 1)
+        count, best, value = 0, None, None
+        for labeling in outputs:
+            count += 1
             gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
             product = structure.loss(labeling, target).to(torch.float64) * (1.0 + gain)
             if value is None:
@@ -167,8 +162,10 @@ class BruteForceSearch(SlackOracle):
             else:
                 better = product > value
                 best, value = choose(better, labeling, best), torch.where(better, product, value)
-        if value is None:
-            raise ValueError(f"structure={structure} lists no outputs of these potentials: use another oracle")
+        if value is None or count > self.most:
+            raise ValueError(
+                f"most={self.most} is less than the outputs of structure={structure}, or it lists none: raise it"
+            )
         return Decoding(best, value)
 
 
@@ -178,11 +175,6 @@ def choose(first: Tensor, a: Any, b: Any) -> Any:
         chosen = [choose(first, x, y) for x, y in zip(a, b, strict=True)]
         return type(a)(*chosen) if hasattr(a, "_fields") else tuple(chosen)
     return torch.where(first.view(-1, *[1] * (a.ndim - 1)), a, b)
-
-
-def _require(oracle: SlackOracle, structure: Structure, kind: type[Structure]) -> None:
-    if not isinstance(structure, kind):
-        raise TypeError(f"oracle={oracle!r} is for {kind.__name__}, not for a {type(structure).__name__}")
 
 
 class SlackRescaling(Around):
@@ -215,10 +207,6 @@ class SlackRescaling(Around):
             means the exact one for ``structure``: ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for
             ``Chain``, ``BruteForceSearch()`` for others that enumerate their outputs.
 
-    Raises:
-        TypeError: ``structure`` is not a structure, or is HiddenStates; or ``oracle`` (with None: every exact oracle)
-            does not suit it.
-
     Example:
         >>> cost = torch.tensor([[0.0, 0.1, 1.0], [0.1, 0.0, 1.0], [1.0, 1.0, 0.0]])
         >>> structure = SlackRescaling(Multiclass(3, cost))
@@ -229,11 +217,10 @@ class SlackRescaling(Around):
     def __init__(self, structure: Structure, oracle: SlackOracle | None = None) -> None:
         if not isinstance(structure, Structure) or isinstance(structure, SlackRescaling | HiddenStates):
             raise TypeError(f"structure={structure!r} must be one such as Chain(3), not rescaled or HiddenStates")
-        if oracle is not None and not isinstance(oracle, SlackOracle):
-            raise TypeError(f"oracle={oracle!r} must be a SlackOracle, such as BruteForceSearch()")
         self.structure = structure
         self.padding = structure.padding
         self.oracle = _default_oracle(structure) if oracle is None else oracle
+        check_type(self.oracle, SlackOracle, "oracle", "a SlackOracle, such as BruteForceSearch()")
         self.oracle.check(structure)
 
     @override

@@ -18,9 +18,8 @@ is a single output even if all potentials are equal, and it is the same with and
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -74,36 +73,18 @@ _KNOWN = {
     )
 }
 
-_UNSUPPORTED = {
-    "AlignmentCRF": "it decodes with the package genbmm, which torchssvm does not support",
-    "HMM": "it computes its potentials itself; use LinearChainCRF",
-    "NonProjectiveDependencyCRF": "torch-struct has no argmax for it; use DependencyCRF",
-    "SentCFG": "it takes three tensors of potentials, and a TorchStruct takes one",
-}
-
 
 def convention_of(kind: type[Any], axes: Sequence[int] | None, offset: int | None) -> Convention:
-    """The convention of a class of torch-struct or of a subclass; for other classes made of ``axes`` and ``offset``."""
-    if name := _known_as(kind, _UNSUPPORTED):
-        raise ValueError(f"distribution={kind.__name__}: {_UNSUPPORTED[name]}")
-    if name := _known_as(kind, _KNOWN):
-        if axes is not None or offset is not None:
-            raise ValueError(f"padded_axes and length_offset of {name} are known: leave them out")
-        return _KNOWN[name]
+    """The convention of a class of torch-struct or of a subclass; ``axes`` and ``offset`` give it for other classes."""
+    for base in kind.__mro__:
+        if base.__name__ in _KNOWN and base.__module__.partition(".")[0] == "torch_struct":
+            return _KNOWN[base.__name__]
     if offset is None or not axes or min(axes) < 1 or len(set(axes)) != len(axes):
         raise ValueError(
             f"padded_axes={axes} and length_offset={offset} must say how {kind.__name__} pads its events: give "
             "different axes from 1 on, and their size minus the length"
         )
     return Convention(tuple(axes), offset)
-
-
-def _known_as(kind: type[Any], names: Iterable[str]) -> str | None:
-    """The first of ``names`` that is a class of torch-struct and ``kind`` or one of its bases."""
-    for base in kind.__mro__:
-        if base.__name__ in names and base.__module__.partition(".")[0] == "torch_struct":
-            return base.__name__
-    return None
 
 
 def per_row(values: Tensor, like: Tensor) -> Tensor:
@@ -193,11 +174,6 @@ class TorchStruct(Structure):
         length_offset: For other classes: the size of these axes minus the length.
         **arguments: Passed to ``distribution``, e.g. ``multiroot=False``.
 
-    Raises:
-        TypeError: ``distribution`` is not a class with ``argmax``, or does not take ``arguments``.
-        ValueError: torch-struct cannot decode with ``distribution``, its padding is unknown, or an argument of
-            the loss is wrong.
-
     Example:
         >>> import torch_struct
         >>> chain = TorchStruct(torch_struct.LinearChainCRF)
@@ -231,10 +207,6 @@ class TorchStruct(Structure):
             name = distribution.__name__ if isinstance(distribution, type) else f"a {type(distribution).__name__}"
             raise TypeError(f"distribution must be a class with argmax, as torch_struct.LinearChainCRF; got {name}")
         self.convention = convention_of(distribution, padded_axes, length_offset)
-        try:
-            inspect.signature(distribution).bind(None, lengths=None, **arguments)
-        except TypeError as error:
-            raise TypeError(f"distribution={distribution.__name__} does not take {arguments}: {error}") from None
         self.distribution: Any = distribution  # mypy takes no type[Any] for Hashable
         self.arguments = arguments
         self.custom_loss = loss_potentials
@@ -246,10 +218,6 @@ class TorchStruct(Structure):
         """The highest-scoring event of every example, ``[B, *event]`` in the dtype of the potentials.
 
         Ties are always broken in the same way.
-
-        Raises:
-            ValueError: Shape, dtype or lengths do not fit the distribution, or a number is not finite.
-            RuntimeError: The distribution returned something that is not an indicator.
         """
         scores = potentials.single
         extents = self._extents(scores, potentials.lengths)
@@ -274,10 +242,7 @@ class TorchStruct(Structure):
         Raises:
             ValueError: As ``argmax``; or the potentials are so large that an output could score as much as
                 torch-struct's penalties of impossible parts.
-            TypeError: The distribution has no marginals.
         """
-        if not hasattr(self.distribution, "marginals"):
-            raise TypeError(f"distribution={self.distribution.__name__} has no marginals: use StructuredHinge")
         scores, (name,) = potentials.single, potentials.tensors
         extents = self._extents(scores, potentials.lengths)
         with torch.inference_mode(False), torch.enable_grad():
@@ -311,32 +276,19 @@ class TorchStruct(Structure):
         return loss.masked_fill(loss.abs() <= rounding, 0.0)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """``weight`` where the target has no part (``[B, *event]`` float64) and 0, or the given ``loss_potentials``.
-
-        Raises:
-            ValueError: The user's function did not return two tensors ``[B, *event]`` and ``[B]``.
-        """
+        """``weight`` where the target has no part (``[B, *event]`` float64) and 0, or the given ``loss_potentials``."""
         if self.custom_loss is None:
             delta = (target == 0).to(torch.float64) * self.weight
             if self.normalize:
                 counts = target.flatten(1).sum(1, dtype=torch.float64).clamp(min=1.0)
                 delta = delta / per_row(counts, delta)
             return delta, delta.new_zeros(len(delta))
-        pair = self.custom_loss(target)
-        if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise ValueError(f"loss_potentials(target) must return (delta, constant), got a {type(pair).__name__}")
-        delta = check_shape(pair[0], "delta of loss_potentials(target)", *target.shape)
-        return delta, check_shape(pair[1], "constant of loss_potentials(target)", len(target))
+        delta, constant = self.custom_loss(target)
+        check_shape(delta, "delta of loss_potentials(target)", *target.shape)
+        return delta, check_shape(constant, "constant of loss_potentials(target)", len(target))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check a target's shape, numbers, padding and lengths; cast it to the dtype of the potentials.
-
-        Raises:
-            TypeError: ``target`` is not a tensor.
-            ValueError: It is not shaped like the potentials; a number is not 0 or 1 (for other classes: not a
-                count); a part lies in the padding; an example has no part; a length is out of
-                range; or, with ``verify_targets``, a target is not an output.
-        """
+        """Check a target's shape, numbers, padding and lengths; cast it to the dtype of the potentials."""
         scores = potentials.single
         extents = self._extents(scores, potentials.lengths)
         check_shape(target, "target", *scores.shape)
@@ -375,11 +327,7 @@ class TorchStruct(Structure):
         return (best == events).flatten(1).all(1)
 
     def _extents(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
-        """The size of the padded axes without padding, ``[B]``.
-
-        Raises:
-            ValueError: Shape, dtype or lengths do not fit the distribution.
-        """
+        """The size of the padded axes without padding, ``[B]``."""
         axes, offset, name, layout, ndims, square = self.convention
         sizes = {scores.shape[axis] for axis in axes if axis < scores.ndim}
         fits = len(sizes) == 1 and max(axes) < scores.ndim
@@ -408,11 +356,7 @@ class TorchStruct(Structure):
         return real
 
     def _crop(self, scores: Tensor, extents: Tensor) -> tuple[tuple[slice, ...], Tensor, Tensor]:
-        """The slices of the longest example, the scores there (zero in the padding), and the mask of real parts.
-
-        Raises:
-            ValueError: A score that is not padding is not finite.
-        """
+        """The slices of the longest example, the scores there (zero in the padding), and the mask of real parts."""
         size = int(extents.max())
         box = tuple(slice(size) if axis in self.convention.axes else slice(None) for axis in range(scores.ndim))
         cropped = scores.detach()[box]

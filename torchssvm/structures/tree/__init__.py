@@ -1,4 +1,4 @@
-"""Trees of labels: with given edges, and with edges of each example's own."""
+"""Trees of labels: the same edges for all examples, or different ones for each."""
 
 from torchssvm.structures.tree.forest import Forest, ForestFeatures, ForestPotentials, LinearForest
 from torchssvm.structures.tree.head import LinearTree

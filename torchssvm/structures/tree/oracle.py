@@ -41,9 +41,6 @@ def max_sum_tree(
 
     Returns:
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best states.
-
-    Raises:
-        ValueError: Scores are not floating, or a shape, a length or a parent does not fit.
     """
     return _operator(node, edge, parent, lengths)
 
@@ -100,11 +97,7 @@ def check_parent(parent: Any) -> Tensor:
 
 
 def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
-    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding.
-
-    Raises:
-        ValueError: The parents of an example do not form trees, or a length is not in 1 to N.
-    """
+    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding."""
     batch, longest, _ = node.shape
     parent = on_host(parent).expand(batch, longest)
     if lengths is not None:
@@ -164,7 +157,7 @@ def max_sum_tree_torch(
 
 
 def _sibling_ranks(parent: Tensor, depth: Tensor) -> Tensor:
-    """The number of siblings before each node, ``[B, N]``; the padding (depth -1) is a group of its own."""
+    """The number of siblings before each node, ``[B, N]``; the padding (depth -1) is one group."""
     longest = parent.shape[1]
     key = torch.where(depth >= 0, parent, longest)
     ordered, nodes = key.sort(dim=1, stable=True)
