@@ -46,6 +46,10 @@ class Decoder(nn.Module):
         vocabulary: The columns of the features by name, likewise.
         feature_names: The names of the columns of ``x``, in their order, likewise.
 
+    Raises:
+        TypeError: There is no structure, or torch cannot trace how it is decoded.
+        ValueError: The structure does not fit the head: it is of another kind, or of other sizes.
+
     Example:
         >>> decoder = Decoder(LinearChain(in_features=4, num_states=3))
         >>> decoder(tokens[:2], torch.tensor([5, 3])).shape
@@ -78,6 +82,9 @@ class Decoder(nn.Module):
         Returns:
             The labelings, int64: ``[B, N]`` of chains and trees, -1 beyond the length; ``[B]`` of classes; ``[B, K]``
             of sets of labels. Segments are codes: ``structure.frames`` and ``structure.spans`` read them.
+
+        Raises:
+            ValueError: A shape or a length does not fit, or a score is NaN or +inf.
         """
         with torch.no_grad():
             if torch.compiler.is_compiling():
@@ -135,6 +142,10 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
     Returns:
         Columns ``[B, N, P]`` int64, -1 in the padding, with values float32 ``[B, N, P]`` if one of them is not 1;
         and the lengths ``[B]`` int64.
+
+    Raises:
+        ValueError: There is no sentence, a sentence has no token, or a number is not finite.
+        TypeError: A token is something else, or ``sentences`` and ``vocabulary`` are.
 
     Example:
         >>> sentences = [[{"word": "the", "first": True}, {"word": "cat"}]]

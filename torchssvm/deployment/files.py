@@ -240,6 +240,15 @@ def save_model(
         temperature: By which scores are divided for probabilities; positive.
         feature_names: The names of the columns of ``x``, in their order.
 
+    Raises:
+        TypeError: Head or structure is of a class that is not made again, or there are features; labels are no
+            strings; or the vocabulary is no mapping of strings to whole numbers, or the head takes no lists.
+        ValueError: The structure does not fit the head; there are more or fewer labels than the structure has, or two
+            of the same name; a column of the vocabulary is not one of the head's; UTF-8 cannot encode a name; or the
+            weights hold no numbers (``meta``), or others than real ones.
+        ImportError: ``safetensors`` is missing.
+        OSError: See :func:`torchssvm.core.files.whole_file`.
+
     Example:
         >>> save_model("tagger.safetensors", LinearChain(4, 3), labels=["DET", "NOUN", "VERB"])
     """

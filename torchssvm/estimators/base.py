@@ -274,6 +274,11 @@ class StructuredEstimator(CertifiedEstimator):
 
         Args:
             path: The file; an existing one is replaced.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            ImportError: safetensors is missing.
+            ValueError: UTF-8 cannot encode the name of a label or of a feature.
         """
         check_is_fitted(self)
         names = list(map(str, getattr(self, "_names", None) or self.classes_))
@@ -413,6 +418,10 @@ class SequenceEstimator(CalibratedEstimator):
         Args:
             X: As in :meth:`fit`, no sequence empty.
             y: As in :meth:`fit`, with labels of ``classes_``.
+
+        Raises:
+            ValueError: X and y do not fit, or a label is not in ``classes_``.
+            NotFittedError: ``fit`` was not called.
         """
         check_is_fitted(self)
         X, y = listed(X), listed(y)

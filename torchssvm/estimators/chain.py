@@ -83,6 +83,12 @@ class ChainSVC(SequenceEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each sequence counts, as in :class:`MultinomialSVC`.
+
+        Raises:
+            ValueError: A parameter is out of range, a sequence is empty, there is one label only, a label is missing,
+                ``transitions`` forbid labels of a sequence, or X and y do not fit.
+            TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names; or ``transitions``
+                are neither a scheme nor Transitions.
         """
         self._adds = False
         X, y = listed(X), listed(y)
@@ -94,6 +100,10 @@ class ChainSVC(SequenceEstimator):
         """Add the sequences ``X`` to the training set of earlier calls, and go on to the optimum for all.
 
         New features and labels are added behind the old ones, in ``vocabulary_`` and ``classes_`` too.
+
+        Raises:
+            ValueError: As :meth:`fit`, of all sequences; or the estimator is a copy of a trained one.
+            TypeError: As :meth:`fit`.
         """
         X, y = listed(X), listed(y)
         check_list(X)

@@ -99,6 +99,10 @@ class GraphSVC(StructuredEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each graph counts, as in :class:`MultinomialSVC`.
+
+        Raises:
+            ValueError: A parameter is out of range, there is one label only, X and y do not fit, or graphs with cycles
+                have more than two labels.
         """
         self._check_parameters()
         X, y = by_place(X), by_place(y)

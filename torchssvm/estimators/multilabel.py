@@ -124,6 +124,9 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`.
+
+        Raises:
+            ValueError: A parameter is out of range, there is one class only, or X and y do not fit.
         """
         self._check_parameters()
         check_matrix(X)
@@ -265,6 +268,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         Args:
             X: ``[m, F]``, as in :meth:`fit`.
             y: Label sets, as in :meth:`fit`.
+
+        Raises:
+            ValueError: X and y do not fit, or a class is not in ``classes_``.
+            NotFittedError: ``fit`` was not called.
         """
         check_is_fitted(self)
         check_matrix(X)

@@ -75,6 +75,10 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         Args:
             sample_weight: ``[n]``, how often each example counts: 2 is the example twice, 0 is without it, and n in
                 ``lam = 1 / (C n)`` is the sum; None is once each.
+
+        Raises:
+            ValueError: A parameter is out of range, ``y`` has one class only, or X, y and the weights do not fit.
+            TypeError: A flag is neither True nor False.
         """
         self._adds = False
         self._check_names([X], reset=self._begins)
@@ -161,6 +165,10 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         Args:
             X: ``[m, F]``, as in :meth:`fit`.
             y: ``[m]``, classes of ``classes_``.
+
+        Raises:
+            ValueError: X and y do not fit, or a class is not in ``classes_``.
+            NotFittedError: ``fit`` was not called.
         """
         check_is_fitted(self)
         check_matrix(X)

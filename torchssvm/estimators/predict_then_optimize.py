@@ -112,6 +112,11 @@ class PredictThenOptimize(CertifiedEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`; needs ``lam``.
+
+        Raises:
+            ValueError: A parameter is out of range; X and costs do not fit, or are not finite; or the program did not
+                prove its decisions optimal.
+            TypeError: ``program``, ``features`` or a flag is of another kind.
         """
         structure = self._checked()
         x = self._inputs(X, reset=True)
@@ -167,6 +172,9 @@ class PredictThenOptimize(CertifiedEstimator):
         Args:
             costs: ``[n, D]``, the true costs.
             sample_weight: As in :meth:`fit`.
+
+        Raises:
+            ValueError: X and costs have different lengths, or do not fit the program.
         """
         check_is_fitted(self)
         columns_of([costs], self._cost_columns, "costs")

@@ -85,6 +85,10 @@ class SegmentSVC(SequenceEstimator):
 
         Args:
             sample_weight: ``[n]``, how often each sequence counts, as in :class:`MultinomialSVC`.
+
+        Raises:
+            ValueError: A parameter is out of range, a sequence is empty, there is one label only, spans do not follow
+                one another or are longer than ``max_duration`` or shorter than ``min_duration``, or X and y do not fit.
         """
         self._check_parameters()
         X, y = listed(X), listed(y)

@@ -53,6 +53,9 @@ class StructuredTaggerConfig(PretrainedConfig):
             do so, with the embeddings, while those above them train.
         probability_temperature: Scores are divided by it for probabilities; ``StructuredTagger.calibrate`` fits it.
 
+    Raises:
+        ValueError: An argument has another value.
+
     Example:
         >>> StructuredTaggerConfig(encoder, labels, scheme="BIO").id2label
         {0: 'O', 1: 'B-LOC', 2: 'I-LOC'}
@@ -132,6 +135,10 @@ class StructuredTagger(PreTrainedModel):
         config: See :class:`StructuredTaggerConfig`.
         encoder: The encoder; None makes one with random weights.
 
+    Raises:
+        ValueError: The configuration has no encoder, or a layer that the encoder does not have. Or ``freeze_encoder``
+            is a number, and the encoder has no ``nn.ModuleList`` of more layers.
+
     Example:
         >>> tagger = StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO"))
         >>> solved = tagger.solve(tokenized(tokenizer, sentences, tags, labels), lam=0.01, progress=False)
@@ -174,6 +181,9 @@ class StructuredTagger(PreTrainedModel):
             labels: The label of every state; None reads a tagger that ``save_pretrained`` wrote.
             scheme: As in :class:`StructuredTaggerConfig`, like ``layers``, ``loss`` and ``freeze_encoder``.
             **options: These, and options of ``AutoModel.from_pretrained``: ``num_hidden_layers=4`` keeps four layers.
+
+        Raises:
+            ValueError: ``scheme`` is given without ``labels``, or ``labels`` of a saved tagger.
         """
         if labels is None:
             if scheme is not None:
@@ -272,6 +282,9 @@ class StructuredTagger(PreTrainedModel):
                 either, every piece is a word, but for padding and the special pieces whose ids ``config.encoder``
                 names.
             **inputs: Those of the encoder.
+
+        Raises:
+            ValueError: Neither is given while training, ``labels`` have another shape or dtype, or a row has no word.
         """
         if labels is None and word_mask is None:
             if self.training:
@@ -307,6 +320,9 @@ class StructuredTagger(PreTrainedModel):
         """The batch of some items of :func:`tokenized`, for ``Trainer(data_collator=tagger.collate)``.
 
         Unlike ``DataCollatorForTokenClassification`` it takes sets of labels too.
+
+        Raises:
+            ValueError: Some items have one label for each word, and others sets.
         """
         return collate(items, self.config.encoder.pad_token_id or 0)
 
@@ -329,6 +345,9 @@ class StructuredTagger(PreTrainedModel):
         the first pieces of words: where words have several, :meth:`tag` is right, and in a pipeline
         ``aggregation_strategy="first"``. An encoder that does not name its special pieces, as BERT's, is told them by
         ``tagger.config.encoder.cls_token_id = tokenizer.cls_token_id``, and ``sep_token_id``.
+
+        Raises:
+            ValueError: A label is no state, or the labels of a sentence are none of the scheme.
         """
         words = self.words(labels, word_mask, input_ids=input_ids, attention_mask=attention_mask, **inputs)
         potentials = self.potentials(words)
@@ -365,7 +384,11 @@ class StructuredTagger(PreTrainedModel):
         return -scores.logsumexp(1).sum() / known.sum().clamp(min=1)
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
-        """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans."""
+        """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans.
+
+        Raises:
+            ValueError: The labels are sets, so that the right one is unknown.
+        """
         tags, labels = (torch.as_tensor(each) for each in (predicted.predictions, predicted.label_ids))
         if labels.ndim == 3:
             raise ValueError("label_ids are sets of labels: give one label for each word, or leave compute_metrics out")

@@ -27,6 +27,9 @@ class LinearArcs(Head):
         structure: How outputs are decoded and what they cost; None is ``Arborescence()``: all arborescences, with
             the share of wrong heads as loss.
 
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+
     Example:
         >>> columns = torch.tensor([[[0, 1, 2], [0, 3, 2]]]).unsqueeze(-1)  # [B, N, N + 1, P]: one feature for each arc
         >>> head = LinearArcs(in_features=4)
@@ -60,6 +63,9 @@ class LinearArcs(Head):
                 F - 1, -1 as padding; ``x.values``, if not None, holds their values. A bare tensor stands for the
                 columns. Entries beyond a length, as token or as head, are ignored.
             lengths: ``[B]`` int64, 1 to N, the number of tokens of each example; None means N for all.
+
+        Raises:
+            ValueError: A shape, a dtype, a column or a length does not fit.
         """
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
         columns = check_shape(columns, "columns", "B", "N", "N+1", "P")

@@ -179,7 +179,12 @@ class Arborescence(Labelled):
         return delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0), delta.new_zeros(len(delta))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check that shapes and lengths fit and the heads are an output; write -1 beyond each length."""
+        """Check that shapes and lengths fit and the heads are an output; write -1 beyond each length.
+
+        Raises:
+            ValueError: A shape or a length does not fit; a head is not in 0 to T; heads form a cycle; ``among`` does
+                not allow the arborescence.
+        """
         (scores,) = check_potentials(potentials, _SHAPE)
         batch, longest = scores.shape[:2]
         check_int64(target, "target", (batch, longest), ", the head of each token")

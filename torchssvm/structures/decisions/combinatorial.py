@@ -28,6 +28,9 @@ class Selection(DecisionOracle):
         at_most: Whether fewer may be chosen: items of negative value are then left out.
         maximize: Whether values are maximised; False chooses the k lowest costs.
 
+    Raises:
+        ValueError: ``k`` is not in 0 to ``num_items``.
+
     Example:
         >>> Decisions(Selection(4, k=2)).decode(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
         tensor([[0, 1, 0, 1]])
@@ -73,6 +76,9 @@ class Knapsack(DecisionOracle):
 
     Args:
         weights: ``[D]`` whole numbers, at least 0.
+
+    Raises:
+        ValueError: A weight is negative or not whole, or ``capacity`` is negative.
 
     Example:
         >>> Decisions(Knapsack([3, 2, 2], capacity=4)).decode(torch.tensor([[5.0, 3.0, 3.0]]))
@@ -122,6 +128,9 @@ class Assignment(DecisionOracle):
         tasks: T, at least S; None is S.
         maximize: Whether costs are values, to be maximised.
 
+    Raises:
+        ValueError: There are fewer tasks than workers.
+
     Example:
         >>> Decisions(Assignment(2)).decode(torch.tensor([[1.0, 2.0, 2.0, 4.0]]))
         tensor([[0, 1, 1, 0]])
@@ -164,6 +173,9 @@ class SpanningTree(DecisionOracle):
     Args:
         edges: ``[D, 2]``, the ends of every edge; nodes are whole numbers from 0.
         maximize: Whether costs are values, to be maximised.
+
+    Raises:
+        ValueError: The graph is not connected.
 
     Example:
         >>> triangle = SpanningTree([[0, 1], [1, 2], [0, 2]])
@@ -302,6 +314,9 @@ class ShortestPath(DecisionOracle):
 
     Args:
         arcs: ``[D, 2]``, the tail and the head of every arc; nodes are whole numbers from 0.
+
+    Raises:
+        ValueError: The arcs form a cycle, or no path leads from source to sink.
 
     Example:
         >>> around = ShortestPath([[0, 1], [1, 2], [0, 2]], source=0, sink=2)

@@ -48,6 +48,9 @@ class DecisionPotentials(Potentials):
         options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes
             them.
 
+    Raises:
+        ValueError: A shape does not fit.
+
     Example:
         >>> potentials = DecisionPotentials(torch.zeros(1, 4), fixed=torch.tensor([[0.0, 5.0, 0.0, 0.0]]))
         >>> Decisions(ShortestPath.grid(2, 2)).decode(potentials)
@@ -87,6 +90,10 @@ class DecisionProblems(Dataset[int]):
         x: As given.
         structure: As given.
         target: The :class:`Decision` of all examples.
+
+    Raises:
+        TypeError: ``structure`` is not a :class:`Decisions`.
+        ValueError: Sizes differ; features or costs are not finite; or the oracle did not prove its decisions optimal.
 
     Example:
         >>> problems = DecisionProblems(torch.rand(8, 3), torch.rand(8, 4), Decisions(ShortestPath.grid(2, 2)))

@@ -27,6 +27,10 @@ class LinearDecisions(LinearHead):
         structure: The decisions, which know D.
         bias: Whether there is a ``b``; it is regularised like the other weights.
 
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+        TypeError: ``structure`` is not a :class:`Decisions`.
+
     Example:
         >>> from torchssvm.structures.decisions import ShortestPath
         >>> head = LinearDecisions(in_features=3, structure=Decisions(ShortestPath.grid(2, 2)))
@@ -59,6 +63,9 @@ class LinearDecisions(LinearHead):
 
         Args:
             x: ``[B, F]``, or ``[B, D, F]`` with shared weights; or :class:`Situations`.
+
+        Raises:
+            ValueError: ``x`` has the wrong shape, or the batch has lengths.
         """
         check_no_lengths(lengths)
         features, fixed, given = x if isinstance(x, Situations) else (x, None, None)

@@ -81,6 +81,10 @@ class DecisionOracle(ABC):
         Returns:
             The decisions ``[B, D]``, integers or floats; their costs ``[B]`` float64; and ``[B]`` float64, a lower
             bound of all decisions' costs (an upper one, if ``maximize``), or None where all decisions are optimal.
+
+        Raises:
+            ValueError: Shapes do not fit, or costs are not finite.
+            TypeError: An argument does not hold real numbers.
         """
 
     def decisions(self, given: Array | None = None) -> Array | None:

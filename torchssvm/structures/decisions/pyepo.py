@@ -23,6 +23,10 @@ class OptModel(DecisionOracle):
         model: Such as ``pyepo.model.ort.shortestPathModel((5, 5))``.
         whole: Whether decisions are whole numbers; what solvers err on them is rounded away.
 
+    Raises:
+        TypeError: ``model`` has no such method, or predicts a part of its costs only.
+        ValueError: ``modelSense`` is neither 1 nor -1, or the model does the opposite: it is asked twice.
+
     Example:
         >>> import numpy as np
         >>> class Cheapest:  # as a subclass of pyepo.model.opt.optModel
@@ -47,7 +51,11 @@ class OptModel(DecisionOracle):
         self.maximize = model.modelSense == -1
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
-        """One problem after another, by the model."""
+        """One problem after another, by the model.
+
+        Raises:
+            ValueError: Something is given for every example; a solution has another size, or is not whole.
+        """
         refuse_given(self, given)
         y = np.empty(costs.shape)
         for row, cost in enumerate(costs):

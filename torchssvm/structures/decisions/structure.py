@@ -67,6 +67,9 @@ class Decisions(Structure):
         num_costs: D, if ``oracle`` is a function.
         maximize: Whether a function maximises.
 
+    Raises:
+        TypeError: ``oracle`` is neither, or it is an oracle and ``num_costs`` or ``maximize`` are given.
+
     Example:
         >>> from torchssvm.structures.decisions import ShortestPath
         >>> structure = Decisions(ShortestPath.grid(2, 2))
@@ -149,7 +152,11 @@ class Decisions(Structure):
         return {name: (self._factor * total).to(tensor.dtype)}
 
     def loss(self, labeling: Tensor | Decision, target: Decision) -> Tensor:
-        """The regret, ``[B]`` float64; with known costs f, ``(c - 2 f)'(y - y*)`` or its opposite."""
+        """The regret, ``[B]`` float64; with known costs f, ``(c - 2 f)'(y - y*)`` or its opposite.
+
+        Raises:
+            ValueError: A regret is negative: the target is not optimal for its costs.
+        """
         regret = self.regret(labeling, target)
         if target.fixed is None:
             return regret

@@ -61,6 +61,9 @@ class LinearGraph(Head):
         edge_features: G, numbers per edge.
         structure: How outputs are decoded and what they cost; None is ``GraphCut()``.
 
+    Raises:
+        ValueError: A number of features is less than 1.
+
     Example:
         >>> head = LinearGraph(node_features=4, edge_features=1)
         >>> edges = torch.tensor([[[0, 1], [1, 2]]])
@@ -83,6 +86,10 @@ class LinearGraph(Head):
         Args:
             x: :class:`Graphs`, or any tuple of its fields in the same order.
             lengths: ``[B]`` int64, 1 to N, the number of nodes of each example; None means N for all.
+
+        Raises:
+            TypeError: ``x`` is not a tuple of three.
+            ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
         """
         nodes, links, edges = read_graphs(x, len(self.unary), len(self.pairwise))
         with full_precision(nodes.device):

@@ -28,6 +28,9 @@ class GraphPotentials(EdgePotentials):
         lengths: ``[B]`` int64, 1 to N, the number of nodes of each example; None means N for all.
         options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
 
+    Raises:
+        ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
+
     Example:
         >>> edges = torch.tensor([[[0, 1], [1, 2]]])
         >>> node, edge = torch.tensor([[1.0, -0.5, -1.0]]), torch.tensor([[2.0, 0.1]])

@@ -55,6 +55,10 @@ class HiddenStates(Around):
         shows: The label that each state shows, S whole numbers of 0 or more; all labels up to the largest are shown.
             None gives each of ``structure.num_states`` states its label, for targets with unknown labels.
 
+    Raises:
+        TypeError: ``structure`` is no structure, or has no ``num_states`` where ``shows`` is None.
+        ValueError: ``shows`` leaves out a label.
+
     Example:
         >>> structure = HiddenStates(Chain(3), shows=[0, 1, 1])
         >>> tags = torch.tensor([[1, 0, 1]])
@@ -164,7 +168,12 @@ class HiddenStates(Around):
         return {name: costs * self._wrong(target.observed, costs) for name, costs in delta.items()}, constant
 
     def check_target(self, target: Tensor | Completed, potentials: Potentials) -> Completed:
-        """Check labels and, of a completed target, states."""
+        """Check labels and, of a completed target, states.
+
+        Raises:
+            ValueError: Shape, dtype or a label does not fit, or a state does not show its label.
+            TypeError: The structure's outputs are more than states, as in ``PairwiseGraph``.
+        """
         potentials = as_potentials(potentials)
         observed = target.observed if isinstance(target, Completed) else target
         sets = isinstance(observed, Tensor) and observed.dtype == torch.bool

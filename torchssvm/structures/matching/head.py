@@ -40,6 +40,10 @@ class LinearEdges(Head):
         in_features: F, numbers per edge.
         structure: How outputs are decoded and what they cost; None is ``Matching()``.
 
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+        TypeError: ``in_features`` is not a number, or ``structure`` is not a :class:`Matching`.
+
     Example:
         >>> head = LinearEdges(in_features=2)
         >>> features = torch.rand(1, 2, 3, 2)  # 2 left nodes, 3 right nodes
@@ -65,6 +69,9 @@ class LinearEdges(Head):
         Args:
             x: Features of all edges, or :class:`Edges` if the number of right nodes differs between examples.
             lengths: ``[B]`` int64, 1 to S, the number of left nodes of each example; None means S for all.
+
+        Raises:
+            ValueError: A shape or a size does not fit.
         """
         features, widths = x if isinstance(x, Edges) else (x, None)
         check_shape(features, "x", "B", "S", "T", self.weight.shape[0])

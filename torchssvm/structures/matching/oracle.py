@@ -38,6 +38,9 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
     Returns:
         ``[B, S, T]`` bool on the device of ``scores``.
 
+    Raises:
+        ValueError: ``scores`` are not floating ``[B, S, T]``, or ``rows`` or ``columns`` not int64 ``[B]``.
+
     References:
         .. [1] D. F. Crouse. On implementing 2D rectangular assignment algorithms. IEEE Transactions on Aerospace and
            Electronic Systems, 2016.

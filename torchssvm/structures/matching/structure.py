@@ -28,6 +28,9 @@ class EdgePotentials(Potentials):
         widths: ``[B]`` int64, 1 to T, the number of right nodes of each example; None means T for all.
         options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
 
+    Raises:
+        ValueError: The scores are not ``[B, S, T]``, or a size does not fit them.
+
     Example:
         >>> scores = EdgePotentials(torch.ones(2, 2, 3), widths=torch.tensor([3, 1]))
         >>> Matching().argmax(scores).labeling  # -1 beyond the nodes of the second example
@@ -86,6 +89,9 @@ class Matching(Structure):
         precision_cost: Cost of a predicted edge that is neither in the target nor possible; at least 0.
         recall_cost: Cost of a missed edge of the target; at least 0.
         normalize: Divide the loss by the example's number of left nodes.
+
+    Raises:
+        ValueError: A cost is negative or not finite, or both are zero.
 
     Example:
         >>> scores = torch.tensor([[[2.0, 1.5], [1.9, 0.0]]])
@@ -178,6 +184,9 @@ class Matching(Structure):
         Args:
             partners: ``[..., S]`` int64, 0 to T - 1; -1 for an unmatched node.
             num_right: T.
+
+        Raises:
+            ValueError: A partner is out of range.
         """
         num_right = check_whole(num_right, "num_right", 0)
         check_int64(partners, "partners", getattr(partners, "shape", None))

@@ -24,6 +24,10 @@ class LinearMulticlass(LinearHead):
         bias: Whether there is a ``b``; it is regularised like the other weights.
         structure: How outputs are decoded and what they cost; None is ``Multiclass(num_classes)``, zero-one loss.
 
+    Raises:
+        ValueError: A size is out of range, or ``structure`` has a different number of classes.
+        TypeError: A size is not a number, or ``structure`` is not a multiclass structure.
+
     Example:
         >>> head = LinearMulticlass(in_features=4, num_classes=3)
         >>> head(points[:2]).single
@@ -56,6 +60,9 @@ class LinearMulticlass(LinearHead):
 
         Args:
             x: Features; or :class:`SparseFeatures`, columns and values ``[B, P]``, which the compiled loop is made for.
+
+        Raises:
+            ValueError: ``x`` has the wrong shape or a wrong column, or the batch has lengths.
         """
         check_no_lengths(lengths)
         if isinstance(x, SparseFeatures):

@@ -37,6 +37,9 @@ class Multiclass(Structure):
         num_classes: K, the number of classes.
         cost: ``[K, K]``, ``cost[target, label]``, non-negative with a zero diagonal; None is the zero-one loss.
 
+    Raises:
+        ValueError: ``num_classes`` is less than 1; ``cost`` has another shape, a negative entry or a non-zero diagonal.
+
     Example:
         >>> cost = torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0], [5.0, 1.0, 0.0]])
         >>> structure = Multiclass(3, cost=cost)

@@ -34,6 +34,9 @@ class LinearMultilabel(LinearHead):
         bias: Whether every label has a bias; it is regularised like the other weights.
         structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.
 
+    Raises:
+        ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
+
     Example:
         >>> head = LinearMultilabel(in_features=4, num_labels=3)
         >>> labels = (points[:, :3] > 0).long()
@@ -76,12 +79,22 @@ class LinearMultilabel(LinearHead):
         return f"in_features={features}, num_labels={labels}, bias={bias}, pairwise={pairwise}"
 
     def interactions(self) -> Tensor:
-        """The pair weights as a symmetric matrix ``[K, K]`` with zero diagonal; differentiable."""
-        assert self.pairwise is not None
+        """The pair weights as a symmetric matrix ``[K, K]`` with zero diagonal; differentiable.
+
+        Raises:
+            ValueError: The head has no pairs.
+        """
+        if self.pairwise is None:
+            raise ValueError("pairwise=False: the head has no interactions")
         return symmetric(self.structure.all_pairs(self.pairwise), self.structure.num_labels)
 
     def forward(self, x: Tensor, lengths: None = None) -> Potentials:
-        """Features ``[B, F]`` -> ``unary`` ``[B, K]``, ``pairwise`` ``[B, P]``; in the weights' dtype, autocast off."""
+        """Features ``[B, F]`` -> ``unary`` ``[B, K]``, ``pairwise`` ``[B, P]``; in the weights' dtype, autocast off.
+
+        Raises:
+            TypeError: ``x`` is not a tensor.
+            ValueError: ``x`` has the wrong shape, or the batch has lengths.
+        """
         check_no_lengths(lengths)
         check_shape(x, "x", "B", self.in_features)
         with full_precision(x.device):
@@ -135,6 +148,9 @@ class SparseLinearMultilabel(LinearMultilabel):
         num_labels, bias, pairwise, structure: As in :class:`LinearMultilabel`.
         sparse_gradient: Whether ``unary`` gets a sparse gradient; most optimizers except BCFW need False.
 
+    Raises:
+        ValueError: As in :class:`LinearMultilabel`.
+
     Example:
         >>> head = SparseLinearMultilabel(in_features=1000, num_labels=3)
         >>> head(SparseFeatures(torch.tensor([[5, 17], [999, -1]])))["unary"].shape
@@ -171,6 +187,10 @@ class SparseLinearMultilabel(LinearMultilabel):
 
         Args:
             x: The features of all examples, ``columns`` and ``values`` ``[B, L]``; -1 in ``columns`` is padding.
+
+        Raises:
+            TypeError: ``x`` is not :class:`~torchssvm.SparseFeatures`.
+            ValueError: A shape or a column does not fit, or the batch has lengths.
         """
         check_no_lengths(lengths)
         if isinstance(x, SparseFeatures):  # the lists are by token: an example has one token here

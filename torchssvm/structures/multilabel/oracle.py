@@ -54,6 +54,9 @@ def best_label_sets(
         Labels ``[B, K]`` int64, 0 and 1; their scores ``[B]`` float64; bounds ``[B]`` float64, equal to the score if
         the labels are optimal. Scores of -inf forbid a label or a pair, and NaN or inf give NaN.
 
+    Raises:
+        ValueError: Scores are not floating, a shape does not fit, ``max_rounds`` is below 1 or ``effort`` below 0.
+
     References:
         .. [1] A. Globerson and T. Jaakkola. Fixing max-product: convergent message passing algorithms for MAP
            LP-relaxations. NIPS 2007.

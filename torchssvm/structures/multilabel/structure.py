@@ -37,6 +37,9 @@ class MessagePassing:
     Exact if all pair weights are at least 0, and often otherwise; see
     :func:`torchssvm.structures.multilabel.oracle.best_label_sets`.
 
+    Raises:
+        ValueError: ``max_rounds`` is less than 1.
+
     Example:
         >>> structure = Multilabel(3, decoder=MessagePassing())
         >>> potentials = Potentials({"unary": torch.ones(1, 3), "pairwise": torch.full((1, 3), -0.8)})
@@ -62,6 +65,9 @@ class BranchAndBound:
     Args:
         max_rounds: Most rounds over all pairs of an example before branching.
         effort: The most pair updates of branch and bound for an example; 200,000 take about 3 ms.
+
+    Raises:
+        ValueError: ``max_rounds`` or ``effort`` is less than 1.
 
     Example:
         >>> structure = Multilabel(3, decoder=BranchAndBound())
@@ -104,6 +110,10 @@ class Multilabel(Structure):
             examples that they do not decode exactly.
         pairs: ``[P, 2]`` int64, the pairs i < j that are scored, in ascending order; None means all. Pairs that make no
             circle are decoded exactly by messages.
+
+    Raises:
+        ValueError: ``num_labels`` is less than 1, ``weights`` has another shape, a negative entry or only zeros, or
+            ``pairs`` are not distinct ascending pairs of labels.
 
     Example:
         >>> unary, pairwise = torch.tensor([[1.0, -0.2, -3.0]]), torch.tensor([[0.5, 0.0, 0.0]])

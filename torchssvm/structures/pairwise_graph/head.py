@@ -30,6 +30,9 @@ class LinearPairwiseGraph(Head):
             edge scores ``(table + table^T) / 2``.
         structure: How outputs are decoded and what they cost; None is ``PairwiseGraph(num_labels)``.
 
+    Raises:
+        ValueError: A size is out of range, or ``structure`` has another number of labels.
+
     Example:
         >>> head = LinearPairwiseGraph(node_features=4, edge_features=0, num_labels=3)
         >>> graphs = Graphs(torch.rand(1, 9, 4), torch.zeros(1, 12, 0), grid_edges(3, 3).unsqueeze(0))
@@ -70,6 +73,10 @@ class LinearPairwiseGraph(Head):
         Args:
             x: :class:`Graphs`, or any tuple of its fields in the same order.
             lengths: ``[B]`` int64, 1 to N, the number of nodes of each example; None means N for all.
+
+        Raises:
+            TypeError: ``x`` is not a tuple of three.
+            ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
         """
         nodes, links, edges = read_graphs(x, self.node.shape[1], self.edge_features)
         if not self.edge_features:
@@ -110,6 +117,9 @@ def grid_edges(rows: int, columns: int, *, neighbours: int = 4) -> Tensor:
         rows: H, at least 1.
         columns: W, at least 1.
         neighbours: 4 or 8.
+
+    Raises:
+        ValueError: A size is less than 1, or ``neighbours`` is neither 4 nor 8.
 
     Example:
         >>> grid_edges(2, 2)

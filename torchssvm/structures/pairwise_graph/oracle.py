@@ -45,6 +45,9 @@ class TreeReweighted:
         cycle_rounds: Most further rounds in which triangles and cycles of four edges are tightened; 0 is none.
         branches: Most branches for an example; 0 is none. One takes up to 10 further rounds.
 
+    Raises:
+        ValueError: A number is negative, or ``max_rounds`` is 0.
+
     Example:
         >>> potentials = PairwisePotentials(torch.zeros(1, 3, 2), -torch.eye(2).expand(1, 3, 2, 2),
         ...     torch.tensor([[[0, 1], [1, 2], [2, 0]]]))  # a triangle of nodes that should all differ

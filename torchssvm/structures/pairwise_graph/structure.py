@@ -24,6 +24,9 @@ class PairwisePotentials(EdgePotentials):
         edge: ``[B, E, K, K]``: by the labels of the edge's first and second end.
         edges, lengths, options: As :class:`GraphPotentials` takes them.
 
+    Raises:
+        ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
+
     Example:
         >>> node, edge = torch.tensor([[[0.0, 1.0], [0.2, 0.0]]]), torch.eye(2).view(1, 1, 2, 2)
         >>> potentials = PairwisePotentials(node, edge, torch.tensor([[[0, 1]]]))
@@ -83,6 +86,9 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         num_labels: K, the number of labels.
         oracle: How graphs with cycles are decoded; None means ``TreeReweighted()``.
         normalize: Divide the loss by the sum of the weights of the example's nodes.
+
+    Raises:
+        ValueError: ``num_labels`` is less than 1.
 
     Example:
         >>> from torchssvm.structures.pairwise_graph import PairwisePotentials

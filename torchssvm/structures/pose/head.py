@@ -71,6 +71,10 @@ class LinearPose(Head):
 
         Args:
             x: :class:`PoseMaps`; or one tensor ``[B, P + 2 E T, H, W]``, such as a convolution's output, nodes first.
+
+        Raises:
+            TypeError: ``x`` is neither, or its tensors are not dense and real.
+            ValueError: A shape does not fit the structure.
         """
         structure, shapes = self.structure, self.structure.shapes
         if isinstance(x, Tensor):

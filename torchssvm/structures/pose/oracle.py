@@ -48,6 +48,9 @@ def max_sum_grid(
 
     Returns:
         ``place`` ``[B, P]`` int64, ``y * W + x``; ``kind`` ``[B, E, 2]`` int64; ``value`` ``[B]``.
+
+    Raises:
+        ValueError: Scores are not floating, a shape does not fit, or ``parent`` is no forest of E edges.
     """
     return _operator(node, kinds, cost_x, cost_y, parent)
 

@@ -55,6 +55,9 @@ class Pose(Structure):
         size: s: a number of places; or two nodes, such as (left shoulder, right hip), whose distance in the target
             (at least one place) is s.
 
+    Raises:
+        ValueError: An argument does not fit the others, or ``parent`` does not describe trees.
+
     Example:
         >>> from torchssvm.structures.pose import PoseMaps
         >>> structure = Pose([-1, 0], torch.zeros(1, 2, 1, 2), grid=(4, 5), size=1.0)
@@ -196,6 +199,9 @@ class Pose(Structure):
 
         Args:
             places: ``[..., P, 2]``, (x, y) of each node on the grid; they are rounded.
+
+        Raises:
+            ValueError: A place lies outside the grid, or the shape does not fit.
         """
         check_shape(places, "places", *places.shape[:-2], self.num_nodes, 2)
         self._to(places.device)

@@ -24,6 +24,10 @@ class LinearRanking(Head):
         in_features: F, numbers per document.
         structure: How rankings are decoded and what they cost; None is ``Ranking()``.
 
+    Raises:
+        ValueError: ``in_features`` is less than 1.
+        TypeError: ``in_features`` is not a number, or ``structure`` is not a :class:`Ranking`.
+
     Example:
         >>> head = LinearRanking(in_features=2)
         >>> documents = torch.rand(3, 5, 2)  # 3 queries of up to 5 documents
@@ -50,6 +54,9 @@ class LinearRanking(Head):
         Args:
             x: Features of the documents; those in the padding must be finite and are otherwise ignored.
             lengths: ``[B]`` int64, 1 to N, the number of documents of each query; None means N for all.
+
+        Raises:
+            ValueError: A shape or a length does not fit.
         """
         check_shape(x, "x", "B", "N", len(self.weight))
         if lengths is not None:

@@ -40,6 +40,9 @@ class Ranking(Structure):
         measure: What a wrong order costs: ``PairSwaps()`` (None), ``NDCG(k)`` or
             ``PrecisionAt(k)``.
 
+    Raises:
+        TypeError: ``measure`` is no measure.
+
     Example:
         >>> from torchssvm.structures.ranking import NDCG
         >>> structure = Ranking(NDCG(k=10))
@@ -104,7 +107,12 @@ class Ranking(Structure):
         raise NotImplementedError("loss_potentials: measures of rankings are not linear in the parts")
 
     def check_target(self, target: Tensor | Graded, potentials: Potentials | Tensor) -> Graded:
-        """Check that ``target`` has a grade for each document, and that the measure is defined for them."""
+        """Check that ``target`` has a grade for each document, and that the measure is defined for them.
+
+        Raises:
+            ValueError: The shape or dtype is another, a grade is negative, or a list has no relevant document where
+                the measure needs one.
+        """
         potentials = as_potentials(potentials)
         check_potentials(potentials, ("B", "N"))
         grades = target.grades if isinstance(target, Graded) else target

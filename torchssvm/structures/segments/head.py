@@ -28,6 +28,10 @@ class LinearSegments(LinearHead):
         structure: How outputs are decoded and what they cost; None is ``Segments(num_labels, max_duration)``, with the
             number of wrong frames as the loss.
 
+    Raises:
+        TypeError: A size is not a number, or ``structure`` is not a structure of segments.
+        ValueError: A size is out of range, or ``structure`` has another number of labels or largest duration.
+
     Example:
         >>> head = LinearSegments(in_features=4, num_labels=3, max_duration=5)
         >>> potentials = head(tokens[:2], torch.tensor([5, 4]))
@@ -79,6 +83,9 @@ class LinearSegments(LinearHead):
         Args:
             x: Features; values beyond a length must be finite and are otherwise ignored.
             lengths: ``[B]`` int64, 1 to N; None means N for all.
+
+        Raises:
+            ValueError: A shape or a length does not fit.
         """
         batch, longest, _ = check_shape(x, "x", "B", "N", self.in_features).shape
         lengths = own_lengths(lengths, batch, longest)

@@ -37,6 +37,9 @@ def semi_markov(
     Returns:
         ``codes`` ``[B, N]`` int64, a frame's label, K more at the first frame of a segment, -1 beyond the length; and
         ``value`` ``[B]``, the score.
+
+    Raises:
+        ValueError: Scores are not floating, a shape does not fit, or (on the CPU) a length is not in 1 to N.
     """
     return _operator(emission, segment, least, lengths, target)
 

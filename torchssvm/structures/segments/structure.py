@@ -54,6 +54,11 @@ class Segments(Indexed):
         span_loss: Whether the loss counts spans, or frames.
         class_weight: ``[K]``, non-negative, by the target's label of a frame; None is 1 for all.
 
+    Raises:
+        TypeError: A number is not whole.
+        ValueError: ``num_labels`` or ``max_duration`` is less than 1, or ``min_duration`` is not 1 to ``max_duration``,
+            or are not K numbers; or ``class_weight`` is not such a vector, or is given with ``span_loss``.
+
     Example:
         >>> segments = Segments(num_labels=2, max_duration=3)
         >>> emission = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
@@ -148,6 +153,10 @@ class Segments(Indexed):
 
         Args:
             n: How many, at least 1.
+
+        Raises:
+            ValueError: ``n`` is less than 1, or scores are NaN or infinitely large.
+            TypeError: ``n`` is not a number.
         """
         n = check_whole(n, "n")
         check_scores_finite(potentials, self.places, self.signed)
@@ -169,7 +178,11 @@ class Segments(Indexed):
         return spans
 
     def from_spans(self, spans: Sequence[Sequence[Span]]) -> Tensor:
-        """The labeling ``[B, N]`` int64 of spans that follow one another from frame 0 on."""
+        """The labeling ``[B, N]`` int64 of spans that follow one another from frame 0 on.
+
+        Raises:
+            ValueError: There is a gap, a wrong label, or a span longer than ``max_duration``.
+        """
         check_several(spans, "spans", "lists of spans, one for each sequence")
         rows = []
         for place, several in enumerate(spans):
@@ -204,7 +217,11 @@ class Segments(Indexed):
         return self.frames(labeling)
 
     def from_frames(self, labels: Tensor) -> Tensor:
-        """The labeling whose segments are the runs of labels ``[B, N]`` int64, -1 beyond each length."""
+        """The labeling whose segments are the runs of labels ``[B, N]`` int64, -1 beyond each length.
+
+        Raises:
+            ValueError: ``labels`` are not such a tensor.
+        """
         num_labels = self.num_labels
         _codes(labels, "labels", ", a label for each frame")
         wrong = (labels >= num_labels) | (labels < torch.where(_within(labels), 0, -1))
@@ -426,6 +443,10 @@ def span_f1(
         0.5
         >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]], overlap=0.5)
         1.0
+
+    Raises:
+        TypeError: An argument is not lists of spans, or not a number.
+        ValueError: ``found``, ``true`` and ``times`` differ in length, or a number is out of range.
     """
     times = [1.0] * len(true) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
     check_number(overlap, "overlap", 0.5)

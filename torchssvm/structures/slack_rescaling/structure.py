@@ -207,6 +207,10 @@ class SlackRescaling(Around):
             means the exact one for ``structure``: ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for
             ``Chain``, ``BruteForceSearch()`` for others that enumerate their outputs.
 
+    Raises:
+        TypeError: ``structure`` is not a structure, or is HiddenStates; or ``oracle`` (with None: every exact oracle)
+            does not suit it.
+
     Example:
         >>> cost = torch.tensor([[0.0, 0.1, 1.0], [0.1, 0.0, 1.0], [1.0, 1.0, 0.0]])
         >>> structure = SlackRescaling(Multiclass(3, cost))

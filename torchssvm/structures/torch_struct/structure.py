@@ -174,6 +174,11 @@ class TorchStruct(Structure):
         length_offset: For other classes: the size of these axes minus the length.
         **arguments: Passed to ``distribution``, e.g. ``multiroot=False``.
 
+    Raises:
+        TypeError: ``distribution`` is not a class with ``argmax``, or does not take ``arguments``.
+        ValueError: torch-struct cannot decode with ``distribution``, its padding is unknown, or an argument of
+            the loss is wrong.
+
     Example:
         >>> import torch_struct
         >>> chain = TorchStruct(torch_struct.LinearChainCRF)
@@ -218,6 +223,10 @@ class TorchStruct(Structure):
         """The highest-scoring event of every example, ``[B, *event]`` in the dtype of the potentials.
 
         Ties are always broken in the same way.
+
+        Raises:
+            ValueError: Shape, dtype or lengths do not fit the distribution, or a number is not finite.
+            RuntimeError: The distribution returned something that is not an indicator.
         """
         scores = potentials.single
         extents = self._extents(scores, potentials.lengths)
@@ -276,7 +285,11 @@ class TorchStruct(Structure):
         return loss.masked_fill(loss.abs() <= rounding, 0.0)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """``weight`` where the target has no part (``[B, *event]`` float64) and 0, or the given ``loss_potentials``."""
+        """``weight`` where the target has no part (``[B, *event]`` float64) and 0, or the given ``loss_potentials``.
+
+        Raises:
+            ValueError: The user's function did not return two tensors ``[B, *event]`` and ``[B]``.
+        """
         if self.custom_loss is None:
             delta = (target == 0).to(torch.float64) * self.weight
             if self.normalize:
@@ -288,7 +301,14 @@ class TorchStruct(Structure):
         return delta, check_shape(constant, "constant of loss_potentials(target)", len(target))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
-        """Check a target's shape, numbers, padding and lengths; cast it to the dtype of the potentials."""
+        """Check a target's shape, numbers, padding and lengths; cast it to the dtype of the potentials.
+
+        Raises:
+            TypeError: ``target`` is not a tensor.
+            ValueError: It is not shaped like the potentials; a number is not 0 or 1 (for other classes: not a
+                count); a part lies in the padding; an example has no part; a length is out of
+                range; or, with ``verify_targets``, a target is not an output.
+        """
         scores = potentials.single
         extents = self._extents(scores, potentials.lengths)
         check_shape(target, "target", *scores.shape)
@@ -327,7 +347,11 @@ class TorchStruct(Structure):
         return (best == events).flatten(1).all(1)
 
     def _extents(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
-        """The size of the padded axes without padding, ``[B]``."""
+        """The size of the padded axes without padding, ``[B]``.
+
+        Raises:
+            ValueError: Shape, dtype or lengths do not fit the distribution.
+        """
         axes, offset, name, layout, ndims, square = self.convention
         sizes = {scores.shape[axis] for axis in axes if axis < scores.ndim}
         fits = len(sizes) == 1 and max(axes) < scores.ndim
@@ -356,7 +380,11 @@ class TorchStruct(Structure):
         return real
 
     def _crop(self, scores: Tensor, extents: Tensor) -> tuple[tuple[slice, ...], Tensor, Tensor]:
-        """The slices of the longest example, the scores there (zero in the padding), and the mask of real parts."""
+        """The slices of the longest example, the scores there (zero in the padding), and the mask of real parts.
+
+        Raises:
+            ValueError: A score that is not padding is not finite.
+        """
         size = int(extents.max())
         box = tuple(slice(size) if axis in self.convention.axes else slice(None) for axis in range(scores.ndim))
         cropped = scores.detach()[box]

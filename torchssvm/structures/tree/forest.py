@@ -78,6 +78,9 @@ class Forest(Labelled):
     Args:
         num_states: K, the number of states.
         class_weight: ``[K]`` float64, the cost of a wrong state by the true one; None is 1 for all.
+
+    Raises:
+        ValueError: ``num_states`` is less than 1, or ``class_weight`` has another number of costs.
     """
 
     not_plain = "trees that differ from example to example are decoded by loops over single nodes"
@@ -147,6 +150,10 @@ class LinearForest(Head):
         edge_features: G, numbers per edge.
         num_states: K, the number of states.
         structure: How outputs are decoded and what they cost; None is ``Forest(num_states)``.
+
+    Raises:
+        ValueError: A size is out of range, or ``structure`` has another number of states.
+        TypeError: A size is not a number, or ``structure`` is not a structure of forests.
     """
 
     def __init__(
@@ -172,6 +179,10 @@ class LinearForest(Head):
         Args:
             x: :class:`ForestFeatures`, or any tuple of its fields in the same order.
             lengths: ``[B]`` int64, the number of nodes of each example; None means N for all.
+
+        Raises:
+            TypeError: ``x`` is not a tuple of four.
+            ValueError: A shape or a length does not fit.
         """
         x = check_fields(x, ForestFeatures)
         batch = check_shape(x.nodes, "x.nodes", "B", "N", self.node.shape[1]).shape[:2]

@@ -30,6 +30,10 @@ class LinearTree(LinearHead):
         structure: How outputs are decoded and what they cost; None is ``Tree(num_states, parent, shared=shared)``,
             with the Hamming loss divided by the number of nodes.
 
+    Raises:
+        ValueError: ``parent`` does not describe trees, or ``structure`` has a different tree, number of states or
+            ``shared``.
+
     Example:
         >>> head = LinearTree(in_features=4, num_states=3, parent=[-1, 0, 0, 1, 1])
         >>> solve(head, chains, lam=0.1, tolerance=Relative(0.1)).exact
@@ -70,6 +74,9 @@ class LinearTree(LinearHead):
         Args:
             x: Features; values beyond a length must be finite and are otherwise ignored.
             lengths: ``[B]`` int64, 1 to N: an example of length T has the first T nodes; None means N for all.
+
+        Raises:
+            ValueError: A shape or a length does not fit.
         """
         check_shape(x, "x", "B", "N", self.in_features)
         batch, longest, _ = x.shape

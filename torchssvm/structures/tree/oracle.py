@@ -41,6 +41,9 @@ def max_sum_tree(
 
     Returns:
         ``labels`` ``[B, N]`` int64, -1 beyond the length, and ``value`` ``[B]``, the score of the best states.
+
+    Raises:
+        ValueError: Scores are not floating, or a shape, a length or a parent does not fit.
     """
     return _operator(node, edge, parent, lengths)
 
@@ -97,7 +100,11 @@ def check_parent(parent: Any) -> Tensor:
 
 
 def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
-    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding."""
+    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding.
+
+    Raises:
+        ValueError: The parents of an example do not form trees, or a length is not in 1 to N.
+    """
     batch, longest, _ = node.shape
     parent = on_host(parent).expand(batch, longest)
     if lengths is not None:

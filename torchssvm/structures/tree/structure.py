@@ -76,6 +76,9 @@ class Tree(Labelled, Indexed):
         shared: Whether one matrix serves all edges of an example.
         normalize: Divide the loss by the number of the example's nodes.
 
+    Raises:
+        ValueError: ``num_states`` is less than 1, or ``parent`` does not describe trees.
+
     Example:
         >>> tree = Tree(num_states=2, parent=[-1, 0, 0])
         >>> node = torch.tensor([[[0.0, 1.0], [0.1, 0.0], [0.1, 0.0]]])
