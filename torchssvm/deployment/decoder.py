@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from torchssvm.core.arguments import check_several, check_type, check_whole, places_of
+from torchssvm.core.arguments import check_several, places_of
 from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials, as_potentials, check_scores_finite
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
 from torchssvm.core.structure import Structure
+from torchssvm.structures.arborescence.head import LinearArcs
+from torchssvm.structures.chain.head import SparseLinearChain
 from torchssvm.structures.common import check_range
 from torchssvm.structures.graph_cut.structure import GraphCut
+from torchssvm.structures.multilabel.head import SparseLinearMultilabel
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 
 if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved
@@ -120,14 +123,19 @@ def refuse_table(x: Any) -> None:
 def parts_of(
     head: nn.Module, structure: Structure | None, features: nn.Module | None
 ) -> tuple[nn.Module, Structure, nn.Module | None]:
-    """Head, structure and features, taken from a ``StructuredSVM`` where ``head`` is one."""
+    """Head, structure and features, taken from a ``StructuredSVM`` where ``head`` is one.
+
+    TypeError if the head is no module or has no structure; ValueError if the structure does not fit the head.
+    """
     model, inner = head, getattr(head, "head", None)
     if isinstance(inner, nn.Module):  # a StructuredSVM: no import of Lightning
         head, structure = inner, structure or getattr(model, "structure", None)
         features = features if features is not None else getattr(model, "features", None)
     structure = structure or getattr(head, "structure", None)
-    check_type(head, nn.Module, "head", "a module with a structure, such as LinearChain")
-    return head, check_type(structure, Structure, "structure", "the structure of the head"), features
+    if not isinstance(head, nn.Module) or not isinstance(structure, Structure):
+        raise TypeError(f"head={type(head).__name__} must be a module with a structure, such as LinearChain")
+    check_fit(head, structure)
+    return head, structure, features
 
 
 def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, int]) -> tuple[SparseFeatures, Tensor]:
@@ -153,12 +161,41 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
         >>> x.columns.tolist(), lengths.tolist()
         ([[[1, 0], [2, -1]]], [2])
     """
+    if not isinstance(vocabulary, Mapping):
+        raise TypeError(f"vocabulary={vocabulary!r} must map names of features to columns, as load_model gives it")
     check_several(sentences, "sentences", "lists of tokens")
     lengths = [len(sentence) for sentence in sentences]
     if not lengths or min(lengths) < 1:
         raise ValueError(f"sentences have the lengths {lengths}: give at least one sentence, each with a token")
     lists = FeatureLists(sentences, vocabulary)
     return lists.batch(torch.arange(len(lengths))), lists.lengths
+
+
+_SIZES = ("num_states", "num_classes", "num_labels", "pairwise", "shared", "parent", "shapes")
+
+
+def check_fit(head: nn.Module, structure: Structure) -> None:
+    """Raise ValueError if ``structure`` reads other potentials than the head gives.
+
+    Structures and heads of other packages are not checked.
+    """
+    of_head = getattr(head, "structure", None)
+    if structure is of_head or not isinstance(of_head, Structure):
+        return
+    made, given = (one.structure if isinstance(one, SlackRescaling) else one for one in (of_head, structure))
+    kinds = _kind(made), _kind(given)
+    if None not in kinds and (kinds[0] is not kinds[1] or _sizes(made) != _sizes(given)):
+        raise ValueError(f"structure={structure} does not fit head={type(head).__name__} of {of_head}: leave it out")
+
+
+def _kind(structure: Structure) -> type | None:
+    """The class of this package that a structure is of, or is derived from."""
+    return next((cls for cls in type(structure).__mro__ if cls.__module__.startswith("torchssvm.structures.")), None)
+
+
+def _sizes(structure: Structure) -> list[Any]:
+    sizes = (getattr(structure, name, None) for name in _SIZES)
+    return [size.tolist() if isinstance(size, Tensor) else size for size in sizes]
 
 
 def check_labels(labels: Any, structure: Structure) -> list[str]:
@@ -182,6 +219,14 @@ def check_texts(value: Any, name: str) -> list[str]:
 
 def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:
     """The columns of the features by name, each a column of the head."""
-    columns = {str(name): check_whole(vocabulary[name], f"vocabulary[{name!r}]", 0) for name in vocabulary}
-    check_whole(max(columns.values(), default=0), "vocabulary", 0, most=int(head.in_features) - 1)  # type: ignore[arg-type]
-    return columns
+    if not isinstance(vocabulary, Mapping) or not all(
+        isinstance(name, str) and type(column) is int for name, column in vocabulary.items()
+    ):
+        raise TypeError("vocabulary must be a mapping of names of features (strings) to columns (int)")
+    if not isinstance(head, SparseLinearChain | SparseLinearMultilabel | LinearArcs):
+        raise TypeError(f"vocabulary is for heads that take lists, and head is a {type(head).__name__}: leave it out")
+    size = len(head.weight) if isinstance(head, LinearArcs) else head.in_features
+    for name, column in vocabulary.items():
+        if not 0 <= column < size:
+            raise ValueError(f"vocabulary holds the column {column} for {name!r}: columns are 0 to {size - 1}")
+    return dict(vocabulary)

@@ -60,8 +60,11 @@ def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
     return torch.from_numpy(rows)
 
 
-def check_matrix(X: Any, name: str = "X") -> None:
-    """Check that numbers are real and not masked, and that a sparse matrix is well formed."""
+def check_matrix(X: Any, name: str = "X", *, labels: bool = False) -> None:
+    """Check that numbers are real and not masked, and that a sparse matrix is well formed.
+
+    Unless they are ``labels``, columns have names that scikit-learn compares: texts, or none.
+    """
     check_readable(X, name)
     try:
         table = hasattr(X, "dtypes") and getattr(X, "ndim", None) == 2
@@ -71,6 +74,9 @@ def check_matrix(X: Any, name: str = "X") -> None:
     for dtype in dtypes:
         if getattr(dtype, "kind", "O") in "cmM":
             raise ValueError(f"Complex data not supported, nor dates: {name} holds {dtype}")
+    columns = list(getattr(X, "columns", ()))
+    if not labels and columns != list(range(len(columns))) and not all(isinstance(column, str) for column in columns):
+        raise ValueError(f"{name} has columns {columns[:4]}: name all columns by texts, so that their order is checked")
     if sparse.issparse(X) and X.format in ("csr", "csc", "bsr"):
         X.check_format(full_check=True)
 

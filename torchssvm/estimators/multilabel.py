@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.max_marginals import margins_by_decoding
@@ -130,7 +130,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         """
         self._check_parameters()
         check_matrix(X)
-        check_matrix(y, "y")
+        check_matrix(y, "y", labels=True)
         known = None if self._begins else self._names
         self._names: list[Any] = columns_of([y], known, "y") or []
         X, y = validate_data(self, X, y, reset=self._begins, multi_output=True, **MATRIX)
@@ -141,6 +141,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         X, y, times, total = counted(X, y, sample_weight)
         total = total or X.shape[0]
         self._sets = y.ndim == 2
+        if self._sets and type_of_target(y) != "multilabel-indicator":
+            raise ValueError("y holds other numbers than 0 and 1: give classes [n], or label sets of 0 and 1 [n, K]")
         classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
         if not self._sets:
             check_missing(y)
@@ -158,6 +160,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             codes = classes.searchsorted(y)
             by_class = weights_of(self.class_weight, classes, codes, times)[codes]
             times = by_class if times is None else times * by_class
+            if not times.all():
+                raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
         some = None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs  # None lists all
         structure = Multilabel(labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=some)
         head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs is not None, structure=structure)
@@ -275,13 +279,15 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         """
         check_is_fitted(self)
         check_matrix(X)
-        check_matrix(y, "y")
+        check_matrix(y, "y", labels=True)
         columns_of([y], self._names, "y")
         _, y = validate_data(self, X, y, reset=False, multi_output=True, **MATRIX)  # X keeps the names of its columns
         y, scores = _dense(y), self._two_or_more(X)
         if not self._sets:
             self._check_known(y)
             y = self.classes_.searchsorted(y)
+        elif y.shape != scores.shape[:2] or not np.isin(y, (0, 1)).all():
+            raise ValueError(f"y must be 0 and 1 of shape [n, {scores.shape[1]}], as in fit, not {list(y.shape)}")
         states = torch.from_numpy(y.astype(np.int64)).flatten()
         potentials = as_potentials(scores.flatten(0, -2))
         return self._fit_temperature(Multiclass(scores.shape[-1]), [(potentials, states)])

@@ -131,6 +131,8 @@ class PredictThenOptimize(CertifiedEstimator):
         problems = DecisionProblems(x, costs, structure)
         seconds = (clock() - start) / len(problems)
         solver = self.solver
+        if solver is not None and (solver.seed or solver.schedule is not None):
+            raise ValueError("solver has a seed or a schedule: give random_state, and no schedule")
         if solver is None and not structure.quick_to_decode:
             solver = Solver(direction=Corrective(), oracle=CacheOracle())
         lam, choice = self.lam, None
@@ -270,7 +272,7 @@ class PredictThenOptimize(CertifiedEstimator):
 
 
 def _as_costs(costs: Any) -> Tensor:
-    check_matrix(costs, "costs")
+    check_matrix(costs, "costs", labels=True)
     return torch.from_numpy(np.require(costs, np.float64, ["C", "W"]))
 
 

@@ -103,6 +103,14 @@ class WeightedStructure(Around):
     def _inner(self, output: Any) -> Any:
         return output.value if isinstance(output, Weighted) else output
 
+    def argmax(self, potentials: Potentials) -> Any:
+        """Decode as the wrapped structure; TypeError for known scores, which are weighted with the target."""
+        if self.known_scores(potentials) is not None:
+            raise TypeError(
+                "potentials with known scores have no weight without a target: decode by structure.structure"
+            )
+        return super().argmax(potentials)
+
     @override
     def augmented_argmax(self, potentials: Potentials, target: Weighted) -> Decoding:
         inverse = torch.where(target.weight > 0.0, 1.0 / target.weight, 0.0)

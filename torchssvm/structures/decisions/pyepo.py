@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.core.arguments import check_choice, check_flags, check_object, check_whole, row_name
+from torchssvm.core.arguments import check_choice, check_flags, check_whole, row_name
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, refuse_given
 
 _WHOLE = 1e-4  # largest error of solvers on whole numbers
+_SLACK = 1e-3  # largest gap of solvers, relative to the costs
 
 
 class OptModel(DecisionOracle):
@@ -41,7 +42,9 @@ class OptModel(DecisionOracle):
 
     def __init__(self, model: Any, *, whole: bool = True) -> None:
         check_flags(whole=whole)
-        check_object(model, "model", "setObj", "a model of PyEPO")
+        needed = "setObj", "solve", "num_cost", "modelSense"
+        if isinstance(model, type) or not all(hasattr(model, name) for name in needed):
+            raise TypeError(f"model={model!r} must have {needed}, as models of PyEPO do")
         if getattr(model, "c_pred_index", None) is not None:
             raise TypeError(f"model={model!r} must predict all costs: give known ones as Situations(x, fixed=...)")
         check_choice(model.modelSense, "modelSense", 1, -1)
@@ -49,6 +52,16 @@ class OptModel(DecisionOracle):
         self.whole = whole
         self.num_costs = check_whole(model.num_cost, "num_cost")
         self.maximize = model.modelSense == -1
+        self._check_sense()
+
+    def _check_sense(self) -> None:
+        """The decision for costs c is no worse under c than the decision for -c."""
+        costs = np.random.default_rng(0).standard_normal(self.num_costs)
+        values = self.solve(np.stack([costs, -costs]))[0] @ costs
+        better = values[0] - values[1] if self.maximize else values[1] - values[0]
+        if better < -_SLACK * np.abs(costs).sum():
+            sense, does = self.model.modelSense, "minimises" if self.maximize else "maximises"
+            raise ValueError(f"modelSense={sense} must be {-sense}: the model {does}")
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """One problem after another, by the model.
@@ -60,7 +73,10 @@ class OptModel(DecisionOracle):
         y = np.empty(costs.shape)
         for row, cost in enumerate(costs):
             self.model.setObj(cost)
-            y[row] = self.model.solve()[0]
+            decision = np.asarray(self.model.solve()[0], np.float64)
+            if decision.shape != cost.shape:
+                raise ValueError(f"model.solve() must return {len(cost)} numbers, num_cost, got {list(decision.shape)}")
+            y[row] = decision
         if self.whole:
             rounded = np.rint(y)
             broken = np.flatnonzero((np.abs(y - rounded) > _WHOLE).any(1))

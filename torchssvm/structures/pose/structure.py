@@ -96,6 +96,8 @@ class Pose(Structure):
         self.num_types = displacements.shape[2]
         if isinstance(size, tuple):
             first, second = (check_whole(v, "size", 0, most=self.num_nodes - 1) for v in size)
+            if first == second:
+                raise ValueError(f"size={size} must be two different nodes")
             self.size: tuple[int, int] | float = (first, second)
         else:
             self.size = check_number(size, "size", above=0.0, advice=", or a pair of nodes")
