@@ -449,7 +449,8 @@ def span_f1(
         ValueError: ``found``, ``true`` and ``times`` differ in length, or a number is out of range.
     """
     times = [1.0] * len(true) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
-    check_number(overlap, "overlap", 0.5)
+    if not 0.5 <= check_number(overlap, "overlap") <= 1.0:
+        raise ValueError(f"overlap={overlap} must be 0.5 to 1")
     right, total = 0.0, 0.0
     for count, *spans in zip(times, found, true, strict=True):
         given, correct = (set(map(tuple, several)) for several in spans)
