@@ -275,6 +275,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         if not self._sets:
             self._check_known(y)
             y = self.classes_.searchsorted(y)
+        elif y.shape != scores.shape[:2] or not np.isin(y, (0, 1)).all():
+            raise ValueError(f"y must be 0 and 1 of shape [n, {scores.shape[1]}], as in fit, not {list(y.shape)}")
         states = torch.from_numpy(y.astype(np.int64)).flatten()
         potentials = as_potentials(scores.flatten(0, -2))
         return self._fit_temperature(Multiclass(scores.shape[-1]), [(potentials, states)])
