@@ -104,6 +104,8 @@ class SegmentSVC(SequenceEstimator):
             most = check_whole(self.max_duration, "max_duration")
         else:
             most = max(longest, self.structure_.max_duration if self._goes_on and self._run else 1)
+        if longest > most:
+            raise ValueError(f"max_duration={most}, and y has a segment of {longest} frames: give {longest}, or None")
         frames = _frames(states, spans)
         weights = state_weights(self.class_weight, classes, frames, times)
         options = {"min_duration": self.min_duration, "boundary": self.boundary, "span_loss": self.span_loss}
