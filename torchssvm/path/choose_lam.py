@@ -303,8 +303,8 @@ def choose_lam(
     them. That takes as many trainings, to a gap of 5 % of the primal where no tolerance is given.
 
     The largest lambda comes first, from zero weights, as it takes the fewest passes; each smaller one starts from the
-    weights before it ([G16] Proposition 1). Every lambda ends with a certificate. The solver is that of
-    :func:`torchssvm.solve`.
+    weights before it ([G16] Proposition 1). Every lambda ends with a certificate. The solver is chosen as
+    in :func:`torchssvm.solve`.
 
     Where no lambdas are given and the best is the largest or the smallest, up to three more are tried beyond it, each 3
     times the last or a third of it, from the dual as it is then, until one does not score better. Lambdas that are
