@@ -373,11 +373,6 @@ def test_checkpoints_that_do_not_fit(words, tmp_path):
     fitting = trainer(max_epochs=3)
     fitting.fit(together(), loader(words))
     fitting.save_checkpoint(tmp_path / "joint.ckpt")
-    content = torch.load(tmp_path / "joint.ckpt", weights_only=True)
-    content["torchssvm_joint"]["weights"][0] = torch.zeros(3)
-    torch.save(content, tmp_path / "damaged.ckpt")
-    with pytest.raises(ValueError, match="torchssvm_joint"):
-        trainer(max_epochs=4).fit(together(), loader(words), ckpt_path=tmp_path / "damaged.ckpt")
     model = StructuredSVM.load_from_checkpoint(tmp_path / "joint.ckpt", features=Features())
     assert bool(model.head.emission.any())
 

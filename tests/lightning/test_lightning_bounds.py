@@ -80,12 +80,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(words, tmp_path):
         trainer(max_epochs=4).fit(svm(bounds=None), loader(words), ckpt_path=last)
     with pytest.raises(ValueError, match="other bounds"):
         trainer(max_epochs=4).fit(svm(bounds=BOUNDS | {"transition": (0.0, 1.0)}), loader(words), ckpt_path=last)
-    old = torch.load(last, weights_only=True)  # as torchssvm 0.2 wrote it
-    old["hyper_parameters"] = {"lam": 0.1, "memory_limit": None, "bounds": BOUNDS}
-    torch.save(old, tmp_path / "old.ckpt")
-    for path in (last, tmp_path / "old.ckpt"):
-        loaded = StructuredSVM.load_from_checkpoint(path, head=LinearChain(128, 26), weights_only=True)
-        assert loaded.solver.bounds == BOUNDS
+    loaded = StructuredSVM.load_from_checkpoint(last, head=LinearChain(128, 26), weights_only=True)
+    assert loaded.solver.bounds == BOUNDS
     assert (loaded.head.transition >= 0).all()
 
 

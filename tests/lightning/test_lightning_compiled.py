@@ -28,7 +28,7 @@ from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.lightning import DualityGap, StructuredSVM, training_batches
 from torchssvm.lightning.training_batches import EpochPart
 from torchssvm.solvers.compiled.solver import ProposedVisits
-from torchssvm.steps import CommonStep, ShortStep
+from torchssvm.steps import ShortStep
 
 L = pytest.importorskip("lightning")
 
@@ -212,16 +212,6 @@ def test_an_index_in_the_batch_is_refused(words):
     training = DataLoader(words, batch_size=10, collate_fn=collate)  # in their order, so the loader's batches are used
     with pytest.raises((RuntimeError, ValueError), match="index"):
         trainer(max_epochs=3).fit(chain(), training)
-
-
-@pytest.mark.parametrize("compiled", [None, False])
-def test_another_rule_is_told_when_a_run_goes_on(compiled, words, tmp_path):
-    first = trainer(max_epochs=1)
-    first.fit(chain(compiled=False, block_steps=CommonStep()), loader(words))
-    first.save_checkpoint(tmp_path / "run.ckpt")
-    second = chain(compiled=compiled, storage=MeanParts())
-    with pytest.warns(UserWarning, match=r"trained with block_steps=CommonStep\(\), not BoxQP"):
-        trainer(max_epochs=2).fit(second, loader(words), ckpt_path=tmp_path / "run.ckpt")
 
 
 def test_compiled_steps_refuse_options_of_groups_too(words):

@@ -124,17 +124,17 @@ class FactorwiseSVM(Predicting):
         assert run.batches is not None
         if run.batches.gap_sampler is not None:
             raise ValueError("GapBatchSampler does not visit every example in a pass: give the loader shuffle=True")
-        with self.overwriting(resumed=run.resume is not None):
-            optimizer = GDMM(
-                self.head,
-                self._batches(),
-                num_examples=n,
-                lam=self.lam,
-                rule=self.rule,
-                penalty=self.penalty,
-                oracle=self.oracle,
-                seed=self.seed,
-            )
+        self.zero_if_resumed()
+        optimizer = GDMM(
+            self.head,
+            self._batches(),
+            num_examples=n,
+            lam=self.lam,
+            rule=self.rule,
+            penalty=self.penalty,
+            oracle=self.oracle,
+            seed=self.seed,
+        )
         if run.resume is not None:
             run.resume.random_here().restore()
         return optimizer

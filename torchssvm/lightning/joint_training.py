@@ -19,7 +19,6 @@ from torchssvm.core.gradients import apply_features, evaluating
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
-from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.structure import Structure
 from torchssvm.lightning.fit import in_precision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
@@ -275,13 +274,11 @@ class JointRun:
         checkpoint[_KEY] = {"weights": self.weights}
 
     def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
-        """Read the head; ValueError if the checkpoint has none, or is damaged."""
+        """Read the head; ValueError if the checkpoint has none."""
         state = checkpoint.get(_KEY)
         if state is None:
             raise ValueError("the checkpoint is not of JointTraining: resume with its joint=, or begin a new fit")
         weights = state["weights"]
-        like = [Numbers(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
-        check_entries(state, {"weights": weights and like}, _KEY)
         self.weights = weights and [tensor.to(module.device) for tensor in weights]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -224,11 +224,6 @@ class StructuredSVM(Predicting):
 
     # The run
 
-    @property
-    def _rules(self) -> dict[str, str]:
-        rules = {name: getattr(self.rules, name) for name in ("direction", "oracle", "block_steps", "line_search")}
-        return {name: re.sub(" at 0x[0-9a-f]+", "", repr(rule)) for name, rule in rules.items()}
-
     @override
     def configure_callbacks(self) -> list[Callback]:
         check_trainer(self.trainer)
@@ -259,7 +254,9 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.rules.storage),
             memory_limit=self.solver.memory_limit,
         )
-        with stages.starting_head(self) if stages else self.overwriting(resumed=resume is not None):
+        if stages is None:
+            self.zero_if_resumed()
+        with stages.starting_head(self) if stages else nullcontext():
             parameters = groups(self.head, check_bounds(self.head, self.solver.bounds))
             optimizers: list[Optimizer] = [BCFW(parameters, dual, line_search=self.rules.line_search)]
         batches = run.batches

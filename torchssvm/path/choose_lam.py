@@ -19,7 +19,7 @@ from torchssvm.core.packages import warn
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.run import Solved, train_at
-from torchssvm.solvers.certificate import Certificate, write
+from torchssvm.solvers.certificate import Certificate, weights_kept, write
 from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
 from torchssvm.solvers.figures import new_figure
 from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW, guess_lam, guess_or_none
@@ -68,20 +68,11 @@ def scored(
 
 @torch.no_grad()
 def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
-    """The score of the head; ValueError if ``score`` changed the weights, which are then restored."""
-    weights = [parameter.detach().clone() for parameter in head.parameters()]
-    try:
-        with torch.enable_grad():
-            given: Any = score(head)
-            one = isinstance(given, torch.Tensor) and given.numel() == 1
-            value = as_number(float(given) if one else given, "score(head)")
-    finally:
-        changed = not all(map(torch.equal, head.parameters(), weights))
-        if changed:
-            write(weights, head.parameters())
-    if changed:
-        raise ValueError("score(head) has changed the head's weights: score copy.deepcopy(head)")
-    return value
+    """The score of the head; weights that ``score`` changes are put back."""
+    with weights_kept(list(head.parameters())), torch.enable_grad():
+        given: Any = score(head)
+    one = isinstance(given, torch.Tensor) and given.numel() == 1
+    return as_number(float(given) if one else given, "score(head)")
 
 
 def divided(dataset: Any, folds: int, seed: int) -> list[tuple[Part, Any]]:

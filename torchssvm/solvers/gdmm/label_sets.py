@@ -236,9 +236,9 @@ def sum_factors(sets, factors, scale, total):
 def sum_consistent(begin, end, sets, duals, labels, both, share, total):
     """``total += share sum_i (y_i y_i^T - both_i)`` over the examples ``begin`` to ``end - 1``.
 
-    ``both_i`` are the nearest masses to those of made factors, else of the target, within the Frechet bounds ``max(0, q_i + q_j - 1)``
-    and ``min(q_i, q_j)``, the only constraints of the local polytope. ``labels`` ``[K]`` int64 and ``both`` ``[K, K]``,
-    -1 before and after, are scratch; ``share`` is ``1 / (lam n)``.
+    ``both_i`` are the nearest masses to those of made factors, else of the target, within the Frechet bounds
+    ``max(0, q_i + q_j - 1)`` and ``min(q_i, q_j)``, the only constraints of the local polytope. ``labels`` ``[K]``
+    int64 and ``both`` ``[K, K]``, -1 before and after, are scratch; ``share`` is ``1 / (lam n)``.
     """
     q, factors = duals.q, duals.factors
     states = q.shape[1]
