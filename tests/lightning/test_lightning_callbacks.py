@@ -343,8 +343,8 @@ def test_several_loaders_are_validated_beside_certificates(name: str):
     assert len(fitting.test(model, loaders, verbose=False)) == len(fitting.predict(model, loaders)) == 2
 
 
-def test_factorwise_training_names_the_way_out_of_averages():
-    with pytest.raises(ValueError, match="AveragedWeights"):
+def test_averages_need_the_steps_of_bcfw():
+    with pytest.raises(RuntimeError, match="BCFW"):
         trainer(AveragedWeights(), enable_checkpointing=False).fit(
             FactorwiseSVM(LinearChain(3, 3), lam=0.1), Words().training()
         )

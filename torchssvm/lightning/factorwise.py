@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
 from torch import nn
 from typing_extensions import override
 
 from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.predicting import Predicting
-from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, Penalty, SortedOracle
@@ -103,14 +100,6 @@ class FactorwiseSVM(Predicting):
     def certify(self, batches: Any = None) -> Certificate:
         """The certificate of the head's weights, during or after a fit; ``batches`` are unused."""
         return self.gdmm.certify()
-
-    @override
-    def configure_callbacks(self) -> list[Callback]:
-        check_trainer(self.trainer)
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, AveragedWeights):
-                raise ValueError("AveragedWeights averages the weights of BCFW's steps, not of GDMM's: remove it")
-        return []
 
     @override
     def setup(self, stage: str) -> None:

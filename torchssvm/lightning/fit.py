@@ -117,7 +117,7 @@ def find_dual(trainer: L.Trainer) -> DualState:
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, BCFW):
             return optimizer.dual
-    raise RuntimeError("the trainer has no BCFW optimizer, so no dual: a fit has to begin first")
+    raise RuntimeError("the trainer has no BCFW optimizer, so no dual: begin a fit by BCFW first")
 
 
 def certify_by_torch(

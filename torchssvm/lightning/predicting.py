@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import lightning as L
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -21,6 +21,7 @@ from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.deployment.files import describe, rebuild
+from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.resume import Resumable
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.evaluation import evaluate
@@ -169,6 +170,11 @@ class Predicting(Loading, Resumable):
         if not self._run.trains_features:
             self._rest()
         return self
+
+    @override
+    def configure_callbacks(self) -> list[Callback]:
+        check_trainer(self.trainer)
+        return []
 
     def zero_if_resumed(self) -> None:
         """Zero the head of a resumed fit, for a new optimizer: the weights of the checkpoint are loaded next."""

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -26,7 +25,7 @@ from torchssvm.lightning.compiled_loop import choose_solver, make_loop
 from torchssvm.lightning.fit import alone, certify_by_torch, check_strategy
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
 from torchssvm.lightning.predicting import Predicting
-from torchssvm.lightning.refusals import check_trainer, training_modes
+from torchssvm.lightning.refusals import training_modes
 from torchssvm.lightning.training_batches import EpochPart, exact_pass_loader, own_draws
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
@@ -223,11 +222,6 @@ class StructuredSVM(Predicting):
             self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in figures.items()})
 
     # The run
-
-    @override
-    def configure_callbacks(self) -> list[Callback]:
-        check_trainer(self.trainer)
-        return []
 
     @override
     def setup(self, stage: str) -> None:
