@@ -20,7 +20,7 @@ from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.structure import Structure
-from torchssvm.lightning.fit import in_precision, of_all, same_buffers, share_of
+from torchssvm.lightning.fit import InPrecision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
@@ -305,4 +305,4 @@ def _validate(module: Predicting, loaders: list[tuple[Any, int | float]]) -> flo
     parts = [itertools.islice(loader, None if most == float("inf") else int(most)) for loader, most in loaders]
     batches = itertools.chain.from_iterable(parts)
     with evaluating(module):
-        return of_all(evaluate(in_precision(module.trainer, module), module.structure, batches, module.device)).loss
+        return of_all(evaluate(InPrecision(module.trainer, module), module.structure, batches, module.device)).loss
