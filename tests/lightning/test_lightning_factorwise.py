@@ -232,15 +232,15 @@ def test_features_whose_weights_rest_are_accepted(make: Callable[[], nn.Module])
     assert gap.certificate.dual == pytest.approx(plain.certify().dual, rel=1e-5)
 
 
-def test_a_second_fit_starts_anew_and_says_how_to_go_on() -> None:
+def test_a_second_fit_starts_anew_and_says_so() -> None:
     data, module = Words(), FactorwiseSVM(LinearChain(3, 3), lam=0.1)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the head's weights")
         trainer(2).fit(module, loader(data))
     first = weights(module).clone()
-    with pytest.warns(UserWarning, match="ckpt_path") as warned:
+    with pytest.warns(UserWarning, match="not zero") as warned:
         trainer(2).fit(module, loader(data))
-    assert [w.filename for w in warned if "ckpt_path" in str(w.message)] == [__file__]  # the line that called fit
+    assert [w.filename for w in warned if "not zero" in str(w.message)] == [__file__]  # the line that called fit
     assert torch.equal(weights(module), first)
 
 
