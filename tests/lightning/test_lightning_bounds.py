@@ -76,7 +76,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(words, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(whole.dual.unclipped, resumed.dual.unclipped, strict=True))
 
-    with pytest.raises(ValueError, match=r"bounds|parameters"):
+    with pytest.raises(ValueError, match="parameter groups"):
         trainer(max_epochs=4).fit(svm(bounds=None), loader(words), ckpt_path=last)
     with pytest.raises(ValueError, match="other bounds"):
         trainer(max_epochs=4).fit(svm(bounds=BOUNDS | {"transition": (0.0, 1.0)}), loader(words), ckpt_path=last)
