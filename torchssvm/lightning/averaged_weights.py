@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.gradients import evaluating
-from torchssvm.lightning.fit import find_dual, fit_of, in_precision
+from torchssvm.lightning.fit import InPrecision, find_dual, fit_of
 from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.running_average import Average, WeightedAverage
@@ -146,7 +146,7 @@ class AveragedWeights(Callback):
         """
         loader = exact_pass_loader(fit_of(trainer, pl_module).training_loader)
         with evaluating(pl_module), self._of_fit().apply():
-            return certify(in_precision(trainer, pl_module), find_dual(trainer), loader, refresh=False)
+            return certify(InPrecision(trainer, pl_module), find_dual(trainer), loader, refresh=False)
 
     @override
     def state_dict(self) -> dict[str, Any]:

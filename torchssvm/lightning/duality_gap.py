@@ -17,7 +17,7 @@ from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_number, check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.gradients import evaluating
-from torchssvm.lightning.fit import Fit, fit_of, in_precision
+from torchssvm.lightning.fit import Fit, InPrecision, fit_of
 from torchssvm.lightning.refusals import refuse_callbacks
 from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
@@ -372,7 +372,7 @@ def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit:
     batches = map(as_batch, map(trainer.precision_plugin.convert_input, loader))
     with evaluating(pl_module):
         objective = primal(
-            in_precision(trainer, pl_module),
+            InPrecision(trainer, pl_module),
             dual.structure,
             (batch.replace(index=batch.index - dual.own.start) for batch in batches),
             dual.lam,

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
 from torch import nn
 from typing_extensions import override
 
 from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.predicting import Predicting
-from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, Penalty, SortedOracle
@@ -105,14 +102,6 @@ class FactorwiseSVM(Predicting):
         return self.gdmm.certify()
 
     @override
-    def configure_callbacks(self) -> list[Callback]:
-        check_trainer(self.trainer)
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, AveragedWeights):
-                raise ValueError("AveragedWeights averages the weights of BCFW's steps, not of GDMM's: remove it")
-        return []
-
-    @override
     def setup(self, stage: str) -> None:
         size, device = self.trainer.world_size, self.trainer.strategy.root_device
         if stage == "fit" and (size > 1 or device.type != "cpu"):
@@ -124,17 +113,17 @@ class FactorwiseSVM(Predicting):
         assert run.batches is not None
         if run.batches.gap_sampler is not None:
             raise ValueError("GapBatchSampler does not visit every example in a pass: give the loader shuffle=True")
-        with self.overwriting(resumed=run.resume is not None):
-            optimizer = GDMM(
-                self.head,
-                self._batches(),
-                num_examples=n,
-                lam=self.lam,
-                rule=self.rule,
-                penalty=self.penalty,
-                oracle=self.oracle,
-                seed=self.seed,
-            )
+        self.zero_if_resumed()
+        optimizer = GDMM(
+            self.head,
+            self._batches(),
+            num_examples=n,
+            lam=self.lam,
+            rule=self.rule,
+            penalty=self.penalty,
+            oracle=self.oracle,
+            seed=self.seed,
+        )
         if run.resume is not None:
             run.resume.random_here().restore()
         return optimizer

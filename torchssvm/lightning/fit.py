@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.ranks import Ranks
@@ -117,7 +118,7 @@ def find_dual(trainer: L.Trainer) -> DualState:
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, BCFW):
             return optimizer.dual
-    raise RuntimeError("the trainer has no BCFW optimizer, so no dual: a fit has to begin first")
+    raise RuntimeError("the trainer has no BCFW optimizer, so no dual: begin a fit by BCFW first")
 
 
 def certify_by_torch(
@@ -126,19 +127,17 @@ def certify_by_torch(
     """Certify the module's weights on its current features, in the trainer's precision."""
     batches = map(trainer.precision_plugin.convert_input, batches)
     with evaluating(module):
-        return certify(in_precision(trainer, module), dual, batches, refresh=True)
+        return certify(InPrecision(trainer, module), dual, batches, refresh=True)
 
 
-class _InPrecision(nn.Module):
+class InPrecision(nn.Module):
+    """The module's forward under the trainer's autocast, which ends before the potentials are used."""
+
     def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         super().__init__()
         self.module, self._precision = module, trainer.precision_plugin
 
+    @override
     def forward(self, *args: Any) -> Any:
         with self._precision.forward_context():
             return self.module(*self._precision.convert_input(args))
-
-
-def in_precision(trainer: L.Trainer, module: L.LightningModule) -> nn.Module:
-    """The module's forward under the trainer's autocast, which ends before the potentials are used."""
-    return _InPrecision(trainer, module)

@@ -19,9 +19,8 @@ from torchssvm.core.gradients import apply_features, evaluating
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
-from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.structure import Structure
-from torchssvm.lightning.fit import in_precision, of_all, same_buffers, share_of
+from torchssvm.lightning.fit import InPrecision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
@@ -275,13 +274,11 @@ class JointRun:
         checkpoint[_KEY] = {"weights": self.weights}
 
     def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
-        """Read the head; ValueError if the checkpoint has none, or is damaged."""
+        """Read the head; ValueError if the checkpoint has none."""
         state = checkpoint.get(_KEY)
         if state is None:
             raise ValueError("the checkpoint is not of JointTraining: resume with its joint=, or begin a new fit")
         weights = state["weights"]
-        like = [Numbers(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
-        check_entries(state, {"weights": weights and like}, _KEY)
         self.weights = weights and [tensor.to(module.device) for tensor in weights]
 
 
@@ -308,4 +305,4 @@ def _validate(module: Predicting, loaders: list[tuple[Any, int | float]]) -> flo
     parts = [itertools.islice(loader, None if most == float("inf") else int(most)) for loader, most in loaders]
     batches = itertools.chain.from_iterable(parts)
     with evaluating(module):
-        return of_all(evaluate(in_precision(module.trainer, module), module.structure, batches, module.device)).loss
+        return of_all(evaluate(InPrecision(module.trainer, module), module.structure, batches, module.device)).loss

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.batch import Batch, as_batch, device_of, to_device
 from torchssvm.core.gradients import apply_features, check_padded_ids
 from torchssvm.core.operators import full_precision
-from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.deployment.files import describe, rebuild
+from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.resume import Resumable
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.evaluation import evaluate
@@ -31,7 +29,6 @@ from torchssvm.solvers.solver import Solver
 
 _KEY = "torchssvm_model"
 _FORMAT = 2
-_OF_SOLVER = ("bounds", "memory_limit")  # separate hyperparameters in checkpoints of torchssvm 0.2
 
 
 class Loading(L.LightningModule):
@@ -94,8 +91,7 @@ class Loading(L.LightningModule):
                 )
             saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
             saved_arguments = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
-            before = {name: value for name in _OF_SOLVER if (value := saved_arguments.get(name)) is not None}
-            kept = saved_arguments.get("solver", before)
+            kept = saved_arguments.get("solver")
             solver = {"solver": Solver(**copy.deepcopy(kept))} if kept else {}
             arguments = {**_parts(cls, saved, arguments), **solver, **arguments}
         return super().load_from_checkpoint(
@@ -175,22 +171,15 @@ class Predicting(Loading, Resumable):
             self._rest()
         return self
 
-    @contextmanager
-    def overwriting(self, *, resumed: bool) -> Iterator[None]:
-        """Make an optimizer inside; its warning that it overwrites the head's weights is replaced by one for a fit.
+    @override
+    def configure_callbacks(self) -> list[Callback]:
+        check_trainer(self.trainer)
+        return []
 
-        There is none for a ``resumed`` fit, for which the weights of a checkpoint are loaded next: nothing is lost.
-        """
-        before = [p.detach().clone() for p in self.head.parameters()]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="the head's weights were not zero")
-            yield
-        kept = all(torch.equal(p, weights.to(p)) for p, weights in zip(self.head.parameters(), before, strict=True))
-        if not (resumed or kept):
-            warn(
-                "the head's weights were not zero, and a fit sets them to the weights of a new dual. To go on with an "
-                "earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)"
-            )
+    def zero_if_resumed(self) -> None:
+        """Zero the head of a resumed fit, for a new optimizer: the weights of the checkpoint are loaded next."""
+        for parameter in self.head.parameters() if self._run.resume is not None else ():
+            nn.init.zeros_(parameter)
 
     def _rest(self) -> None:
         if self.features is not None:

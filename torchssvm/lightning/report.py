@@ -21,7 +21,7 @@ from torchssvm.core.batch import Batch, apply_head, to_device
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap
-from torchssvm.lightning.fit import fit_of, in_precision, of_all
+from torchssvm.lightning.fit import InPrecision, fit_of, of_all
 from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.report import RunReport
@@ -81,7 +81,7 @@ class Report(Callback):
             choose_head()
         fit = fit_of(trainer, pl_module)
         loaders = {"train": exact_pass_loader(fit.training_loader, gap.batch_size), "test": _test_batches(trainer)}
-        forward = in_precision(trainer, pl_module)
+        forward = InPrecision(trainer, pl_module)
         with evaluating(pl_module):
             evaluations = {
                 name: of_all(evaluate(forward, fit.dual.structure, loader, pl_module.device))

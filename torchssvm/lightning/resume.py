@@ -12,10 +12,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.states import check_entries
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.fit import find_dual
 from torchssvm.lightning.trainer_internals import batches_used, begin_next_epoch
@@ -41,25 +39,13 @@ class ResumePoint:
     """The point of a run at which a checkpoint was taken; kept until the resumed run trains its first batch.
 
     ``random`` is the random state, of several processes as a list ``ranks``; ``sampler`` is the state of the draws of
-    all processes, None if they have none; ``in_epoch`` says whether the epoch under way has batches left, and ``rules``
-    names the rules of the steps.
+    all processes, None if they have none; ``in_epoch`` says whether the epoch under way has batches left.
     """
 
     num_examples: int
     random: dict[str, Any]
     sampler: dict[str, Any] | None
     in_epoch: bool
-    rules: dict[str, str]
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
-        """The point from its ``state_dict``; ValueError if the state is damaged."""
-        sampler = type(None) if isinstance(state, dict) and state.get("sampler") is None else dict
-        wanted = {"num_examples": int, "random": dict, "sampler": sampler, "in_epoch": bool, "rules": dict}
-        check_entries(state, wanted, "torchssvm")
-        point = cls(**state)
-        point.random_here()
-        return point
 
     @property
     def _processes(self) -> list[dict[str, Any]]:
@@ -67,7 +53,7 @@ class ResumePoint:
         return states
 
     def random_here(self) -> RandomState:
-        """The random state of this process; ValueError if the state is damaged."""
+        """The random state of this process."""
         states = self._processes
         return RandomState(states[Ranks.here().rank % len(states)])
 
@@ -80,12 +66,6 @@ class ResumePoint:
     def in_loader_epoch(self) -> bool:
         """Whether the epoch under way has batches of the training loader left."""
         return self.in_epoch and not self.in_parts
-
-    def check_rules(self, rules: dict[str, str]) -> None:
-        """Warn if the run goes on with other rules than it was saved with."""
-        for name, rule in rules.items():
-            if (before := self.rules.get(name, rule)) != rule:
-                warn(f"the checkpoint was trained with {name}={before}, not {rule}: give that rule for the same steps")
 
     def rewind(self, batches: TrainingBatches) -> None:
         """Restore draws and random state."""
@@ -173,11 +153,6 @@ class Resumable(L.LightningModule):
         assert self._run.batches is not None
         return self._run.batches.loader
 
-    @property
-    def _rules(self) -> dict[str, str]:
-        """The rules of the steps, by the name of the argument."""
-        return {}
-
     @override
     def on_fit_start(self) -> None:
         patterns = list(_MISPLACED_ADVICE)
@@ -192,7 +167,6 @@ class Resumable(L.LightningModule):
         if resume is None or run.batches is None:
             return
         resume.check_batches(run.batches)
-        resume.check_rules(self._rules)
         begin_next_epoch(self.trainer)
         resume.rewind(run.batches)
         if run.batches.has_state:  # Lightning may still skip through a validation loop, which draws random numbers
@@ -235,7 +209,6 @@ class Resumable(L.LightningModule):
                 sampler=run.batches.saved_draws(used if left else len(run.batches)),
                 random=of_ranks(RandomState().state_dict()),
                 in_epoch=left and used > 0,
-                rules=self._rules,
             )
         checkpoint[_KEY] = dict(vars(point))
 
@@ -244,7 +217,7 @@ class Resumable(L.LightningModule):
         state = None
         with suppress(RuntimeError):  # a model that is loaded has no trainer
             state = checkpoint.get(_KEY) if self.trainer.state.fn == TrainerFn.FITTING else None
-        self._run.resume = None if state is None else ResumePoint.from_state_dict(state)
+        self._run.resume = None if state is None else ResumePoint(**state)
         self._run.kind = _kind_of_storage(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:

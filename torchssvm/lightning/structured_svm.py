@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -26,7 +25,7 @@ from torchssvm.lightning.compiled_loop import choose_solver, make_loop
 from torchssvm.lightning.fit import alone, certify_by_torch, check_strategy
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
 from torchssvm.lightning.predicting import Predicting
-from torchssvm.lightning.refusals import check_trainer, training_modes
+from torchssvm.lightning.refusals import training_modes
 from torchssvm.lightning.training_batches import EpochPart, exact_pass_loader, own_draws
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
@@ -224,16 +223,6 @@ class StructuredSVM(Predicting):
 
     # The run
 
-    @property
-    def _rules(self) -> dict[str, str]:
-        rules = {name: getattr(self.rules, name) for name in ("direction", "oracle", "block_steps", "line_search")}
-        return {name: re.sub(" at 0x[0-9a-f]+", "", repr(rule)) for name, rule in rules.items()}
-
-    @override
-    def configure_callbacks(self) -> list[Callback]:
-        check_trainer(self.trainer)
-        return []
-
     @override
     def setup(self, stage: str) -> None:
         if stage == "fit":
@@ -259,7 +248,9 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.rules.storage),
             memory_limit=self.solver.memory_limit,
         )
-        with stages.starting_head(self) if stages else self.overwriting(resumed=resume is not None):
+        if stages is None:
+            self.zero_if_resumed()
+        with stages.starting_head(self) if stages else nullcontext():
             parameters = groups(self.head, check_bounds(self.head, self.solver.bounds))
             optimizers: list[Optimizer] = [BCFW(parameters, dual, line_search=self.rules.line_search)]
         batches = run.batches

@@ -19,7 +19,7 @@ from torchssvm.core.packages import warn
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.run import Solved, train_at
-from torchssvm.solvers.certificate import Certificate, write
+from torchssvm.solvers.certificate import Certificate, weights_kept, write
 from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
 from torchssvm.solvers.figures import new_figure
 from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW, guess_lam, guess_or_none
@@ -68,20 +68,11 @@ def scored(
 
 @torch.no_grad()
 def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
-    """The score of the head; ValueError if ``score`` changed the weights, which are then restored."""
-    weights = [parameter.detach().clone() for parameter in head.parameters()]
-    try:
-        with torch.enable_grad():
-            given: Any = score(head)
-            one = isinstance(given, torch.Tensor) and given.numel() == 1
-            value = as_number(float(given) if one else given, "score(head)")
-    finally:
-        changed = not all(map(torch.equal, head.parameters(), weights))
-        if changed:
-            write(weights, head.parameters())
-    if changed:
-        raise ValueError("score(head) has changed the head's weights: score copy.deepcopy(head)")
-    return value
+    """The score of the head; weights that ``score`` changes are put back."""
+    with weights_kept(list(head.parameters())), torch.enable_grad():
+        given: Any = score(head)
+    one = isinstance(given, torch.Tensor) and given.numel() == 1
+    return as_number(float(given) if one else given, "score(head)")
 
 
 def divided(dataset: Any, folds: int, seed: int) -> list[tuple[Part, Any]]:
@@ -303,8 +294,8 @@ def choose_lam(
     them. That takes as many trainings, to a gap of 5 % of the primal where no tolerance is given.
 
     The largest lambda comes first, from zero weights, as it takes the fewest passes; each smaller one starts from the
-    weights before it ([G16] Proposition 1). Every lambda ends with a certificate. The solver is that of
-    :func:`torchssvm.solve`.
+    weights before it ([G16] Proposition 1). Every lambda ends with a certificate. The solver is chosen as
+    in :func:`torchssvm.solve`.
 
     Where no lambdas are given and the best is the largest or the smallest, up to three more are tried beyond it, each 3
     times the last or a third of it, from the dual as it is then, until one does not score better. Lambdas that are

@@ -21,7 +21,9 @@ from cases.random_entries import (
 )
 
 from torchssvm.solvers.gdmm.sorted_entries import COUNT, VISITED
-from torchssvm.solvers.gdmm.walks import indicator_fmo, interaction_fmo
+from torchssvm.solvers.gdmm.walks import best_entry
+
+NOTHING = np.zeros(0, np.int64)
 
 
 @examples(120)
@@ -34,9 +36,8 @@ def test_indicator_oracle(seed, rows, cols, symmetric, density, mean):
     marked_row, marked_col = np.full(rows, -1), np.full(cols, -1)
     both = (len(left_labels), len(right_labels)), (min(1, len(left_labels)), min(2, len(right_labels)))
     for stamp, sizes in enumerate(both):
-        result = indicator_fmo(
-            entries, left_labels, left, sizes[0], right_labels, right, sizes[1], marked_row, marked_col, stamp
-        )
+        sides = left_labels, left, sizes[0], right_labels, right, sizes[1]
+        result = best_entry(entries, *sides, NOTHING, (marked_row, marked_col), stamp)
         forces = [
             spread(size, labels[:num], force[:num])
             for size, labels, force, num in zip(
@@ -54,8 +55,8 @@ def test_interaction_oracle(seed, rows, cols, symmetric, density, mean):
     labels, force = some(rng, rows).astype(np.int32), numbers(rng, rows, rng.normal())
     allowed = np.triu(rng.random((rows, rows)) < rng.choice([0.0, 0.5, 1.0]), 1)
     excluded = np.flatnonzero(np.triu(~allowed, 1))
-    excluded = np.concatenate([excluded, [-1, -1]])  # what is after num_excluded does not count
-    result = interaction_fmo(entries, labels, force, len(labels), excluded, len(excluded) - 2, np.full(rows, -1), STAMP)
+    side, marks = (labels, force, len(labels)), (np.full(rows, -1),) * 2
+    result = best_entry(entries, *side, *side, excluded, marks, STAMP)
     full = spread(rows, labels, force[: len(labels)])
     check_found(result, v, allowed, full, full)
 
@@ -73,7 +74,7 @@ def test_thousands_of_labels(mean):
         left_labels, right_labels = np.unique(zipf(rng, 2000, 12)), np.unique(zipf(rng, 2000, 12))
         left, right = numbers(rng, len(left_labels), 1.0), numbers(rng, len(right_labels), 1.0)
         sides = left_labels, left, len(left_labels), right_labels, right, len(right_labels)
-        result = indicator_fmo(entries, *sides, marked_row, marked_col, stamp)
+        result = best_entry(entries, *sides, NOTHING, (marked_row, marked_col), stamp)
         forces = spread(2000, left_labels, left), spread(2000, right_labels, right)
         check_found(result, v, np.ones_like(v, dtype=bool), *forces)
 
@@ -87,9 +88,8 @@ def test_what_is_visited_hardly_grows_with_the_domain():
         for stamp in range(100):
             labels = np.unique(zipf(rng, size, 8)), np.unique(zipf(rng, size, 8))
             force = numbers(rng, 8, 1.0), numbers(rng, 8, 1.0)
-            indicator_fmo(
-                entries, labels[0], force[0], len(labels[0]), labels[1], force[1], len(labels[1]), *marked, stamp
-            )
+            sides = labels[0], force[0], len(labels[0]), labels[1], force[1], len(labels[1])
+            best_entry(entries, *sides, NOTHING, marked, stamp)
         visited.append(entries.counters[VISITED] / 100)
     assert visited[0] >= 1
     assert visited[1] < 10 * visited[0]

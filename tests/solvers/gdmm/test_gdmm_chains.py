@@ -30,8 +30,9 @@ from torchssvm import (
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import primal
 from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
+from torchssvm.solvers.gdmm.chain_bounds import round_chains
 from torchssvm.solvers.gdmm.chain_pass import visit_chains
-from torchssvm.solvers.gdmm.chains import ChainProblem, round_chains
+from torchssvm.solvers.gdmm.chains import ChainProblem
 from torchssvm.solvers.gdmm.problem import Problem
 from torchssvm.solvers.gdmm.ragged import Ragged
 from torchssvm.structures.common import WeightedLabels
@@ -39,7 +40,7 @@ from torchssvm.structures.common import WeightedLabels
 
 def of_list(lists: Ragged, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     at = slice(int(lists.start[i]), int(lists.start[i] + lists.size[i]))
-    return lists.key[at], lists.x[at], lists.y[at] if len(lists.y) else lists.x[at]
+    return lists.key[at], lists.mass[at], (lists.multiplier if len(lists.multiplier) else lists.mass)[at]
 
 
 def table(lists: Ragged, i: int, shape: tuple[int, ...], *, second: bool = False) -> np.ndarray:

@@ -21,8 +21,9 @@ from torchssvm import GDMM, DualState
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import EveryPasses
 from torchssvm.solvers.gdmm import AwayStep, FactorwiseCertificate, Penalty, ResidualBalancing
+from torchssvm.solvers.gdmm.label_set_means import choose_means
 from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
-from torchssvm.solvers.gdmm.label_sets import choose_means, sum_consistent
+from torchssvm.solvers.gdmm.label_sets import sum_consistent
 from torchssvm.solvers.gdmm.rules import Residuals
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 
@@ -48,7 +49,7 @@ class TestLabelSets(FactorGraphTestCase):
         return label_set_graph(task)
 
     def duals(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
-        q, stored = gdmm.problem.q, gdmm.problem.factors
+        q, _, stored = gdmm.problem.duals
         labels = q.shape[1]
         result = Duals([np.array([1.0 - on, on]) for on in q.flatten()], [])
         for factor in graph.factors:
@@ -73,22 +74,23 @@ class TestLabelSets(FactorGraphTestCase):
                 a, b = duals.variables[factor.left][1], duals.variables[factor.right][1]
                 both = float(graph.target(factor) == (1, 1))
                 assert max(0.0, a + b - 1.0) - 1e-9 <= both <= min(a, b) + 1e-9
-        if gdmm.problem.ordered:
-            entries, pairs = gdmm.problem.entries, gdmm.problem.pairs.value
+        if gdmm.problem.pairs.ordered:
+            _, entries, pairs = gdmm.problem.pairs
             count = int(entries.counters[0])
             assert np.array_equal(entries.value[:count], pairs[entries.row[:count], entries.col[:count]])
 
     def rounded(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
         problem, point = gdmm.problem, self.duals(gdmm, graph)
-        n, labels = problem.q.shape
+        q = problem.duals.q
+        n, labels = q.shape
         room, both = np.zeros(labels, np.int64), np.full((labels, labels), -1.0)
         point.factors = []
         for i in range(n):
-            total, y = np.zeros((labels, labels)), problem.sets.y[i].astype(float)
-            sum_consistent(i, problem.sets, problem.q, problem.factors, room, both, 1.0, total)
+            total, y = np.zeros((labels, labels)), problem.data.y[i].astype(float)
+            sum_consistent(i, i + 1, problem.data, problem.duals, room, both, 1.0, total)
             assert (both == -1.0).all()
             for a, b in itertools.combinations(range(labels), 2):
-                on, first, second = y[a] * y[b] - total[a, b], problem.q[i, a], problem.q[i, b]
+                on, first, second = y[a] * y[b] - total[a, b], q[i, a], q[i, b]
                 assert on >= 0.0
                 point.factors.append(np.array([[1.0 - first - second + on, second - on], [first - on, on]]))
         return point
@@ -97,9 +99,10 @@ class TestLabelSets(FactorGraphTestCase):
         return visit_label_sets
 
     def check_room(self, gdmm: GDMM) -> None:
-        stored = gdmm.problem.factors
-        assert (stored.size <= np.diff(stored.start)).all()
-        assert int(gdmm.problem.entries.counters[0]) <= len(gdmm.problem.entries.value)
+        held = gdmm.problem.duals.factors
+        assert (held.size <= np.diff(held.start)).all()
+        entries = gdmm.problem.pairs.entries
+        assert int(entries.counters[0]) <= len(entries.value)
 
     def parts(self, task: Task, dual: DualState, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         batch, graph = task.batch([i]), label_set_graph(task)
@@ -263,7 +266,7 @@ def test_means_make_the_weights_of_pairs_small(seed, labels, n):
     result = length(means.begin)
     assert result <= length(np.where(y, 0.0, 1.0 - q)) + 1e-9
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchssvm.solvers.gdmm.label_sets._ROUNDS", 100)
+        patch.setattr("torchssvm.solvers.gdmm.label_set_means._ROUNDS", 100)
         means = choose_means(q, y)
     settled = length(means.begin)
     assert settled <= result + 1e-9
@@ -322,9 +325,9 @@ def test_a_factor_without_room_waits_for_the_next_pass():
     sizes = []
     for _ in range(60):
         gdmm.visit(torch.tensor([0, 1, 2, 2]))
-        stored = gdmm.problem.factors
-        assert (stored.size <= np.diff(stored.start)).all()
-        sizes.append(int(stored.size.max()))
+        held = gdmm.problem.duals.factors
+        assert (held.size <= np.diff(held.start)).all()
+        sizes.append(int(held.size.max()))
         gdmm.end_pass()
     assert sizes[0] <= 32 < max(sizes)
     certificate = gdmm.certify()

@@ -1,38 +1,32 @@
 """Label sets in GDMM: labels are binary variables, and every pair of labels is a factor with one weight.
 
-Names and signs are those of ``label_set_pass``.
+Names and signs are as in ``label_set_pass``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.compiler.jit import njit, njit_fastmath
+from torchssvm.compiler.jit import njit
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Parts
-from torchssvm.core.states import damaged
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.packing import pack
-from torchssvm.solvers.gdmm.chain_pass import AWAY, PROJECT, Options, add_row, make_tokens
-from torchssvm.solvers.gdmm.label_set_pass import (
-    LabelSets,
-    PairTable,
-    as_tensors,
-    from_tensors,
-    make_room,
-    visit_label_sets,
-)
-from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, squares_of
-from torchssvm.solvers.gdmm.ragged import Interactions, empty, repacked
-from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, ResidualBalancing, SortedOracle
-from torchssvm.solvers.gdmm.sorted_entries import change, from_state, grown, make_entries
-from torchssvm.solvers.gdmm.sorted_entries import state as state_of_entries
+from torchssvm.solvers.gdmm.blocks import Options
+from torchssvm.solvers.gdmm.label_set_means import choose_means
+from torchssvm.solvers.gdmm.label_set_pass import SetDuals, make_set_scratch, visit_label_sets
+from torchssvm.solvers.gdmm.pairs import make_pairs
+from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded
+from torchssvm.solvers.gdmm.ragged import Ragged, empty, repacked
+from torchssvm.solvers.gdmm.rules import BruteForce, ResidualBalancing, SortedOracle
+from torchssvm.solvers.gdmm.sorted_entries import change
+from torchssvm.solvers.gdmm.training_set import make_training_set, score_row, squares_of
 from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 from torchssvm.structures.multilabel.structure import Multilabel
@@ -59,27 +53,22 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         self, head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
     ) -> None:
         self.head = head
-        self.dual, self.ordered = dual, isinstance(oracle, SortedOracle)
+        self.dual = dual
         self.num_labels: int = self.head.structure.num_labels
         self.num_features = self.head.in_features
         from torchssvm.structures.multilabel.kind import LabelSetAdapter
 
         examples, piece = pack(LabelSetAdapter(head, 0, 0), dual, batches)
         self.targets = piece.targets
-        column, value, row, *_ = make_tokens(examples, self.num_features, head.bias is not None, False)
+        rows = make_training_set(examples, self.num_features, head.bias is not None, False)
         y = examples.y.reshape(dual.num_examples, self.num_labels).astype(bool)
-        square = np.add.reduceat(np.append(squares_of(value), 0.0), row[:-1]) * (np.diff(row) > 0)
-        cost = self.head.structure.costs.numpy().copy()
-        self.sets = LabelSets(column, value, row, y, cost, square)
-        self.features = digest_features(column, value, row)
-        self.weights = np.zeros((self.num_features + 1, self.num_labels), value.dtype)
-        self.pairs = PairTable(np.zeros((self.num_labels, self.num_labels)), np.zeros(self.num_labels))
-        self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
-        self.q = y.astype(np.float64)
-        self.factors = empty(dual.num_examples, Interactions)
-        self.default_penalty = float(cost.mean()) / 3.0
-        self.passes = 0
-        self.factors = repacked(self.factors, _EXTRA + self.factors.size // 2)  # those that a pass may add
+        square = np.add.reduceat(np.append(squares_of(rows.value), 0.0), rows.row[:-1]) * (np.diff(rows.row) > 0)
+        self.data = rows._replace(y=y, cost=self.head.structure.costs.numpy().copy(), square=square)
+        self.weights = np.zeros((self.num_features + 1, self.num_labels), rows.value.dtype)
+        self.pairs = make_pairs(self.num_labels, ordered=isinstance(oracle, SortedOracle), symmetric=True)
+        factors = empty(dual.num_examples, (3,), (2,))
+        self.duals = SetDuals(y.astype(np.float64), np.zeros(self.num_labels), _with_room(factors))
+        self.default_penalty = float(self.data.cost.mean()) / 3.0
 
     @classmethod
     def check_head(cls, head: Any) -> None:
@@ -92,51 +81,44 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
     @property
     def num_sides(self) -> int:  # type: ignore[override]
         """Number of sides of the factors that were made."""
-        return 2 * int(self.factors.size.sum())
+        return 2 * int(self.duals.factors.size.sum())
 
     @override
-    def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
-        largest = int(np.diff(self.factors.start).max())
-        scratch = make_room(self.num_labels, largest)
-        scale = self.dual.lam * self.dual.num_examples
-        options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
-        explore = (self.passes + 1) % _EXPLORE == 0
-        done, before = 0, int(self.entries.counters[2])
-        while done < len(order):
-            arrays = self.sets, self.weights, self.pairs, self.entries, self.q, self.factors
-            done = visit_label_sets(order, done, *arrays, options, self.ordered, explore, scratch)
-            if done < len(order):
-                wanted = max(2 * len(self.entries.value), int(self.entries.counters[0]) + largest)
-                self.entries = grown(self.entries, wanted)
-        scratch.totals[1] += int(self.entries.counters[2]) - before
-        return scratch.totals
+    def begin(self, order: np.ndarray, greedy: bool) -> tuple[Any, int]:
+        largest = int(np.diff(self.duals.factors.start).max())
+        return make_set_scratch(self.num_labels, largest), largest
+
+    @override
+    def visit_some(self, order: np.ndarray, done: int, passes: int, options: Options, scratch: Any) -> int:
+        explore = (passes + 1) % _EXPLORE == 0
+        arrays = self.data, self.weights, self.pairs, self.duals
+        return int(visit_label_sets(order, done, *arrays, options, explore, scratch))
 
     @override
     def update_multipliers(self, step: float) -> np.ndarray:
         totals = np.zeros(5)
-        update_multipliers(self.q, self.factors, step, totals)
-        sum_gains(self.pairs)
-        self.passes += 1
-        self.factors = repacked(self.factors, _EXTRA + self.factors.size // 2)
+        update_multipliers(self.duals, step, totals)
+        self._sum_gains()
+        self.duals = self.duals._replace(factors=_with_room(self.duals.factors))
         return totals
 
     @override
     def current_weights(self) -> list[Tensor]:
-        return self._as_parameters(torch.from_numpy(self.pairs.value[np.triu_indices(self.num_labels, 1)]))
+        return self._as_parameters(torch.from_numpy(self.pairs.dense[np.triu_indices(self.num_labels, 1)]))
 
     def refresh(self) -> float:
         """Recompute the weights in float64."""
         scale = self.dual.lam * self.dual.num_examples
-        total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.value.shape)
-        sum_features(self.sets, self.q, scale, total)
-        sum_factors(self.sets, self.q, self.factors, scale, pairs)
+        total, pairs = np.zeros(self.weights.shape), np.zeros(self.pairs.dense.shape)
+        sum_features(self.data, self.duals.q, scale, total)
+        sum_factors(self.data, self.duals.factors, scale, pairs)
         pairs += pairs.T
-        drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.value).sum() / 2
-        self.weights[:], self.pairs.value[:] = total, pairs
-        sum_gains(self.pairs)
-        for number in range(int(self.entries.counters[0])):  # of sorted pairs
-            a, b = self.entries.row[number], self.entries.col[number]
-            change(self.entries, number, self.pairs.value[a, b])
+        drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.dense).sum() / 2
+        self.weights[:], self.pairs.dense[:] = total, pairs
+        self._sum_gains()
+        entries = self.pairs.entries
+        for number in range(int(entries.counters[0])):
+            change(entries, number, pairs[entries.row[number], entries.col[number]])
         return float(drift) ** 0.5
 
     def rounded(self) -> Rounded:
@@ -144,10 +126,10 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         n, size = self.dual.num_examples, self.num_labels
         scale = self.dual.lam * n
         total, pairs = np.zeros(self.weights.shape), np.zeros((size, size))
-        loss = sum_features(self.sets, self.q, scale, total)
+        loss = sum_features(self.data, self.duals.q, scale, total)
         both = np.full((size, size), -1.0)
-        sum_all_consistent(self.sets, self.q, self.factors, np.zeros(size, np.int64), both, 1.0 / scale, pairs)
-        alone, rest = float(np.square(total).sum()), choose_means(self.q, self.sets.y).rest / scale
+        sum_consistent(0, n, self.data, self.duals, np.zeros(size, np.int64), both, 1.0 / scale, pairs)
+        alone, rest = float(np.square(total).sum()), choose_means(self.duals.q, self.data.y).rest / scale
         mean, near = (DualPoint(float(loss) / n, alone + float(np.square(its).sum())) for its in (rest, pairs))
         return Rounded(mean=mean, relaxed=near)
 
@@ -156,13 +138,13 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         weights, pairwise = self._from_parameters(parameters)
         pairwise = pairwise.double()
         matrix = symmetric(pairwise, self.num_labels).numpy()
-        n, cost, exact = self.dual.num_examples, self.sets.cost, True
+        n, cost, exact = self.dual.num_examples, self.data.cost, True
         hinges, relaxed = np.zeros(n), np.zeros(n)
         for begin in range(0, n, _PORTION):
             end = min(begin + _PORTION, n)
-            y = self.sets.y[begin:end].astype(np.float64)
+            y = self.data.y[begin:end].astype(np.float64)
             scores = np.zeros((end - begin, self.num_labels))
-            score_sets(begin, end, self.sets, weights, scores)
+            score_sets(begin, end, self.data, weights, scores)
             true = (scores * y).sum(1) + 0.5 * np.einsum("bk,kj,bj->b", y, matrix, y)
             augmented = torch.from_numpy(scores + cost * (1.0 - 2.0 * y))
             _, value, bound = best_label_sets(augmented, pairwise, max_rounds=_MESSAGES)
@@ -179,46 +161,30 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         """Index, potentials, psi and losses of every batch, for distributions over label sets."""
         i, j = np.triu_indices(self.num_labels, 1)
         share, dtype = 1.0 / self.dual.num_examples, self.head.unary.dtype
-        means = choose_means(self.q, self.sets.y)
+        means = choose_means(self.duals.q, self.data.y)
         for index, potentials in self.examples(batches):
             rows = index.numpy()
-            q, y = self.q[rows], self.sets.y[rows].astype(np.float64)
+            q, y = self.duals.q[rows], self.data.y[rows].astype(np.float64)
             both = means.pairs(rows)
             psi = {
                 "unary": torch.from_numpy(y - q).to(dtype),
                 "pairwise": torch.from_numpy(y[:, i] * y[:, j] - both).to(dtype),
             }
-            yield index, potentials, psi, torch.from_numpy(np.abs(y - q) @ self.sets.cost * share)
+            yield index, potentials, psi, torch.from_numpy(np.abs(y - q) @ self.data.cost * share)
 
-    def _entries(self) -> dict[str, Any]:
-        arrays = {"pairs": self.pairs.value, "gain": self.pairs.gain, "q": self.q}
-        return {
-            **self._identity(),
-            **{name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
-            "entries": state_of_entries(self.entries),
-            "passes": self.passes,
-            "factors": as_tensors(self.factors),
-        }
+    def _sum_gains(self) -> None:
+        sum_gains(self.pairs.dense, self.duals.gain)
 
-    def _check_own(self, state: dict[str, Any]) -> None:
-        self._check_identity(state)
-        if tuple(state["q"].shape) != self.q.shape:
-            raise damaged("problem['q']")
-        ordered = bool(len(state["entries"]["value"]))
-        if ordered if not self.ordered else not ordered and bool(state["pairs"].any()):
-            name = "SortedOracle" if self.ordered else "BruteForce"
-            raise ValueError(f"the checkpoint is not of oracle={name}(): make GDMM with the oracle that wrote it")
 
-    def _restore_own(self, state: dict[str, Any]) -> None:
-        self.weights, self.q = state["weights"].numpy().copy(), state["q"].numpy().copy()
-        self.pairs = PairTable(state["pairs"].numpy().copy(), state["gain"].numpy().copy())
-        self.entries, self.passes = from_state(state["entries"]), state["passes"]
-        self.factors = from_tensors(state["factors"])
+def _with_room(factors: Ragged) -> Ragged:
+    """The same factors, with room for those that a pass may add."""
+    return repacked(factors, _EXTRA + factors.size // 2)
 
 
 @njit
-def update_multipliers(q, factors, step, totals):
+def update_multipliers(duals, step, totals):
     """``multiplier += step e``; totals as in ``chain_pass``."""
+    q, factors = duals.q, duals.factors
     states = q.shape[1]
     for i in range(len(q)):
         for f in range(factors.start[i], factors.start[i] + factors.size[i]):
@@ -252,16 +218,14 @@ def sum_features(sets, q, scale, total):
 def score_sets(begin, end, sets, weights, out):
     """Scores of the labels of examples ``begin`` to ``end - 1``, ``[end - begin, K]``."""
     for i in range(begin, end):
-        out[i - begin, :] = 0.0
-        for p in range(sets.row[i], sets.row[i + 1]):
-            add_row(out[i - begin], weights[sets.column[p]], sets.value[p])
+        score_row(i, sets, weights, out[i - begin])
 
 
 @njit
-def sum_factors(sets, q, factors, scale, total):
+def sum_factors(sets, factors, scale, total):
     """``total += (1/(lam n)) sum_i (y y^T - both)`` over the pairs i < j: the weights that the factors stand for."""
-    states = q.shape[1]
-    for i in range(len(q)):
+    states = sets.y.shape[1]
+    for i in range(len(sets.y)):
         for f in range(factors.start[i], factors.start[i] + factors.size[i]):
             a, b = factors.key[f] // states, factors.key[f] % states
             target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
@@ -269,189 +233,39 @@ def sum_factors(sets, q, factors, scale, total):
 
 
 @njit
-def sum_consistent(i, sets, q, factors, labels, both, share, total):
-    """``total += share (y y^T - both)`` for one example, with ``both`` the nearest mass consistent with q.
+def sum_consistent(begin, end, sets, duals, labels, both, share, total):
+    """``total += share sum_i (y_i y_i^T - both_i)`` over the examples ``begin`` to ``end - 1``.
 
-    The nearest mass to that of a made factor, else to the target's, within the Frechet bounds ``max(0, q_i + q_j - 1)``
-    and ``min(q_i, q_j)``, the only constraints of the local polytope. ``labels`` ``[K]`` int64 and ``both`` ``[K, K]``,
-    -1 before and after, are scratch; ``share`` is ``1 / (lam n)``.
+    ``both_i`` are the nearest masses to those of made factors, else of the target, within the Frechet bounds
+    ``max(0, q_i + q_j - 1)`` and ``min(q_i, q_j)``, the only constraints of the local polytope. ``labels`` ``[K]``
+    int64 and ``both`` ``[K, K]``, -1 before and after, are scratch; ``share`` is ``1 / (lam n)``.
     """
-    states, many = q.shape[1], 0
-    for k in range(states):
-        if q[i, k] > 0.0 or sets.y[i, k]:
-            labels[many] = k
-            many += 1
-    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
-        both[factors.key[f] // states, factors.key[f] % states] = factors.mass[f, 0]
-    for c in range(many):
-        for d in range(c + 1, many):
-            a, b = labels[c], labels[d]
-            target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
-            mass = both[a, b] if both[a, b] >= 0.0 else target
-            mass = min(max(mass, q[i, a] + q[i, b] - 1.0, 0.0), q[i, a], q[i, b])
-            total[a, b] += share * (target - mass)
-    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
-        both[factors.key[f] // states, factors.key[f] % states] = -1.0
+    q, factors = duals.q, duals.factors
+    states = q.shape[1]
+    for i in range(begin, end):
+        many = 0
+        for k in range(states):
+            if q[i, k] > 0.0 or sets.y[i, k]:
+                labels[many] = k
+                many += 1
+        for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+            both[factors.key[f] // states, factors.key[f] % states] = factors.mass[f, 0]
+        for c in range(many):
+            for d in range(c + 1, many):
+                a, b = labels[c], labels[d]
+                target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+                mass = both[a, b] if both[a, b] >= 0.0 else target
+                mass = min(max(mass, q[i, a] + q[i, b] - 1.0, 0.0), q[i, a], q[i, b])
+                total[a, b] += share * (target - mass)
+        for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+            both[factors.key[f] // states, factors.key[f] % states] = -1.0
 
 
 @njit
-def sum_all_consistent(sets, q, factors, labels, both, share, total):
-    """:func:`sum_consistent` for all examples."""
-    for i in range(len(q)):
-        sum_consistent(i, sets, q, factors, labels, both, share, total)
-
-
-@njit
-def sum_gains(pairs):
-    """Recompute ``pairs.gain``."""
-    for k in range(len(pairs.gain)):
+def sum_gains(weights, gain):
+    """``gain[k] = sum_j max(0, weights[k, j])``."""
+    for k in range(len(gain)):
         total = 0.0
-        for j in range(len(pairs.gain)):
-            total += max(pairs.value[k, j], 0.0)
-        pairs.gain[k] = total
-
-
-_ROUNDS = 3
-_TINY = 1e-12  # a decrease that may be rounding
-
-
-class Means(NamedTuple):
-    """Distributions over label sets, one for each example, with label marginals ``q``.
-
-    A point of the local polytope need not be a mean of label sets; these always are. A number u, uniform on a circle of
-    length 1, decides all labels of an example: label k is on where u lies in an arc of length ``q_k``. Two labels are
-    on together where their arcs overlap.
-    """
-
-    q: np.ndarray  # [n, K], 0 to 1
-    begin: np.ndarray  # [n, K], where each arc begins
-    rest: np.ndarray  # [K, K], ``sum_i (y_i y_i^T - pairs_i)`` above the diagonal: the weights of pairs times ``lam n``
-
-    def pairs(self, rows: np.ndarray) -> np.ndarray:
-        """Probabilities that two labels are on together, ``[B, P]`` for the pairs i < j of the examples ``rows``."""
-        labels = self.q.shape[1]
-        masses = np.zeros((len(rows), labels * (labels - 1) // 2))
-        _list_pairs(rows, self.q, self.begin, masses)
-        return masses
-
-
-def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
-    """Choose arcs with small pair weights, which make the dual large.
-
-    Losses and feature weights depend on ``q`` only, not on the arcs. Initially labels are wrong together as far as
-    possible. Then one arc after another moves to the least sum of squared pair weights among the candidates: the ends
-    of the other arcs, and the minimum along the circle from the best of them.
-    """
-    labels = q.shape[1]
-    begin, rest = np.where(y, 0.0, 1.0 - q), np.zeros((labels, labels))
-    _sum_rest(q, y, begin, rest)
-    others, near = np.zeros(labels, np.int64), np.zeros((3, labels))
-    for _ in range(_ROUNDS):
-        _move_arcs(q, begin, rest, others, near)
-    rest[:] = 0.0
-    _sum_rest(q, y, begin, rest)  # recomputed, to remove the rounding of the moves
-    return Means(q, begin, rest)
-
-
-@njit
-def _overlap(first, length, second, other_length):
-    """The overlap of two arcs; ``first`` and ``second`` in [0, 1] are their beginnings."""
-    ahead = second - first
-    ahead = ahead + 1.0 if ahead < 0.0 else ahead
-    return max(min(length, ahead + other_length) - ahead, 0.0) + max(min(length, ahead + other_length - 1.0), 0.0)
-
-
-@njit
-def _list_pairs(rows, q, begin, masses):
-    labels = q.shape[1]
-    for r in range(len(rows)):
-        i, place = rows[r], 0
-        for a in range(labels):
-            for b in range(a + 1, labels):
-                if q[i, a] > 0.0 and q[i, b] > 0.0:
-                    masses[r, place] = _overlap(begin[i, a], q[i, a], begin[i, b], q[i, b])
-                place += 1
-
-
-@njit
-def _sum_rest(q, y, begin, rest):
-    """``rest += sum_i (y_i y_i^T - pairs_i)``."""
-    labels = q.shape[1]
-    for i in range(len(q)):
-        for a in range(labels):
-            if not (q[i, a] > 0.0 or y[i, a]):
-                continue
-            for b in range(a + 1, labels):
-                if q[i, b] > 0.0 or y[i, b]:
-                    target = 1.0 if y[i, a] and y[i, b] else 0.0
-                    rest[a, b] += target - _overlap(begin[i, a], q[i, a], begin[i, b], q[i, b])
-
-
-@njit
-def _move_arcs(q, begin, rest, others, near):
-    """Move every arc once, except empty and full ones, whose overlaps do not depend on their place.
-
-    Scratch: ``others`` ``[K]`` int64; ``near`` ``[3, K]`` gets where their arcs begin, their lengths, and the overlaps
-    with the moving arc at which the pair weights are 0.
-    """
-    for i in range(len(q)):
-        for k in range(q.shape[1]):
-            length, place = q[i, k], begin[i, k]
-            if not 0.0 < length < 1.0:
-                continue
-            many = 0
-            for j in range(q.shape[1]):
-                if j != k and 0.0 < q[i, j] < 1.0:
-                    others[many] = j
-                    near[0, many], near[1, many] = begin[i, j], q[i, j]
-                    near[2, many] = rest[min(j, k), max(j, k)] + _overlap(place, length, begin[i, j], q[i, j])
-                    many += 1
-            cost = _cost(place, length, near, many)
-            for d in range(many):
-                end = near[0, d] + near[1, d]
-                trial = end - np.floor(end)
-                trial_cost = _cost(trial, length, near, many)
-                if trial_cost < cost - _TINY:
-                    place, cost = trial, trial_cost
-            for sign in (1.0, -1.0):
-                trial = place + sign * _way(place, length, sign, near, many)
-                trial -= np.floor(trial)
-                trial_cost = _cost(trial, length, near, many)
-                if trial_cost < cost - _TINY:
-                    place, cost = trial, trial_cost
-            if place != begin[i, k]:
-                begin[i, k] = place
-                for d in range(many):
-                    j = others[d]
-                    rest[min(j, k), max(j, k)] = near[2, d] - _overlap(place, length, near[0, d], near[1, d])
-
-
-@njit_fastmath
-def _cost(place, length, near, many):
-    """The sum of squared pair weights of a label with its arc at ``place``."""
-    total = 0.0
-    for d in range(many):
-        left = near[2, d] - _overlap(place, length, near[0, d], near[1, d])
-        total += left * left
-    return total
-
-
-@njit
-def _way(place, length, sign, near, many):
-    """Distance forward (back for ``sign`` -1) to the minimum, if no other end comes in between."""
-    slope, curvature = 0.0, 0.0
-    for d in range(many):
-        change = _is_in(place + length, sign, near[0, d], near[1, d]) - _is_in(place, sign, near[0, d], near[1, d])
-        slope += sign * change * (near[2, d] - _overlap(place, length, near[0, d], near[1, d]))
-        curvature += change * change
-    return max(slope, 0.0) / curvature if curvature > 0.0 else 0.0
-
-
-@njit
-def _is_in(point, sign, begin, length):
-    """1 if the arc contains what comes right after the point (before it for ``sign`` -1), else 0."""
-    after = point - begin
-    after -= np.floor(after)
-    if sign > 0.0:
-        return 1.0 if after < length else 0.0
-    return 1.0 if 0.0 < after <= length else 0.0
+        for j in range(len(gain)):
+            total += max(weights[k, j], 0.0)
+        gain[k] = total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import Batch, check_batches, device_of, tree_tensors
+from torchssvm.core.batch import Batch, device_of
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.problem import digest_examples
@@ -22,7 +21,13 @@ from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.exact_pass import every_example
-from torchssvm.solvers.gdmm.rules import BruteForce, Penalty, SortedOracle
+from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT, Options
+from torchssvm.solvers.gdmm.pairs import PairWeights
+from torchssvm.solvers.gdmm.ragged import Ragged, as_tensors, from_tensors
+from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, Penalty, SortedOracle
+from torchssvm.solvers.gdmm.sorted_entries import COUNT, VISITED, from_state, grown
+from torchssvm.solvers.gdmm.sorted_entries import state as state_of_entries
+from torchssvm.solvers.gdmm.training_set import TrainingSet
 
 
 class DualPoint(NamedTuple):
@@ -72,7 +77,9 @@ class Problem(Stateful):
     head: Any
     dual: DualState  # the training problem: n, lam, structure, parameters; its blocks are not used
     targets: Tensor  # [n] int64, digests of the targets
-    features: int  # a digest of the features
+    data: TrainingSet
+    duals: Any  # a named tuple of arrays and of lists, Ragged
+    pairs: PairWeights
     default_penalty: float  # the default initial penalty
     default_rule: ClassVar[type[Penalty]] = Penalty  # of the penalty
     num_sides: int  # number of pairs of a variable and a factor
@@ -97,13 +104,32 @@ class Problem(Stateful):
         """Raise TypeError for settings of the head that the factors do not have."""
 
     @abstractmethod
-    def visit(self, order: np.ndarray, rule: Any, rho: float) -> np.ndarray:
-        """Visit the examples ``order``, one after another.
+    def begin(self, order: np.ndarray, greedy: bool) -> tuple[Any, int]:
+        """Make room for visits; returns scratch arrays and the most pairs that the visit of one example may add."""
+
+    @abstractmethod
+    def visit_some(self, order: np.ndarray, done: int, passes: int, options: Options, scratch: Any) -> int:
+        """Visit the examples ``order[done:]`` until one needs more room among the pairs; returns how many are done."""
+
+    def visit(self, order: np.ndarray, rule: BlockRule, rho: float, passes: int) -> np.ndarray:
+        """Visit the examples ``order``, one after another, after ``passes`` passes.
 
         Returns:
             ``[3]``: squared moves of the variables, once for each of their factors, entries the factorwise oracle
             looked at, and its calls.
         """
+        scale = self.dual.lam * self.dual.num_examples
+        options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
+        scratch, new = self.begin(order, rule.greedy)
+        done, before = 0, int(self.pairs.entries.counters[VISITED])
+        while done < len(order):
+            done = self.visit_some(order, done, passes, options, scratch)
+            if done < len(order):
+                entries = self.pairs.entries
+                wanted = max(2 * len(entries.value), int(entries.counters[COUNT]) + new)
+                self.pairs = self.pairs._replace(entries=grown(entries, wanted))
+        scratch.totals[1] += int(self.pairs.entries.counters[VISITED]) - before
+        return scratch.totals
 
     @abstractmethod
     def update_multipliers(self, step: float) -> np.ndarray:
@@ -201,38 +227,35 @@ class Problem(Stateful):
         dual.set_weights(weights)
         return dual
 
-    def _identity(self) -> dict[str, Any]:
-        weights = torch.from_numpy(self.weights.copy())
-        return {"kind": self.kind, "targets": self.targets.clone(), "weights": weights}
+    def _entries(self) -> dict[str, Any]:
+        duals = {
+            name: as_tensors(value) if isinstance(value, Ragged) else torch.from_numpy(value.copy())
+            for name, value in self.duals._asdict().items()
+        }
+        return {
+            "kind": self.kind,
+            "targets": self.targets.clone(),
+            "weights": torch.from_numpy(self.weights.copy()),
+            "ordered": self.pairs.ordered,
+            "dense": torch.from_numpy(self.pairs.dense.copy()),
+            "entries": state_of_entries(self.pairs.entries),
+            "duals": duals,
+        }
 
-    def _check_identity(self, state: dict[str, Any]) -> None:
+    def _check_own(self, state: dict[str, Any]) -> None:
         weights = Numbers(torch.from_numpy(self.weights).dtype, self.weights.shape)
         entries = {name: state[name] for name in ("kind", "weights")}
         check_entries(entries, {"kind": self.kind, "weights": weights}, "problem")
         if not torch.equal(state["targets"], self.targets):
             raise ValueError("the checkpoint was trained on other targets: load it with its training set")
+        if (ordered := state["ordered"]) != self.pairs.ordered:
+            oracle = "SortedOracle()" if ordered else "BruteForce()"
+            raise ValueError(f"the checkpoint is of oracle={oracle}: make GDMM with the oracle that wrote it")
 
-
-def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; raises ValueError for features that require a gradient."""
-    for batch in check_batches(batches):
-        if isinstance(batch, Batch) and any(x.requires_grad for x in tree_tensors(batch.x)):
-            raise ValueError("x requires a gradient, but GDMM keeps features fixed: detach x, or train with BCFW")
-        yield batch
-
-
-def digest_features(*arrays: np.ndarray) -> int:
-    """A digest that almost surely differs if any of the arrays differs."""
-    digest = 0
-    for array in arrays:
-        digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
-    return digest
-
-
-def squares_of(value: np.ndarray) -> np.ndarray:
-    """The squares of features, float64."""
-    with np.errstate(over="ignore"):
-        square = value.astype(np.float64) ** 2
-        if not np.isfinite(square.sum()):
-            raise ValueError("x holds numbers whose squares overflow: scale the features to about 1")
-    return square
+    def _restore_own(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"].numpy().copy()
+        dense, entries = state["dense"].numpy().copy(), from_state(state["entries"])
+        self.pairs = self.pairs._replace(dense=dense, entries=entries)
+        duals = state["duals"].items()
+        duals = {name: from_tensors(v) if isinstance(v, dict) else v.numpy().copy() for name, v in duals}
+        self.duals = self.duals._replace(**duals)

@@ -15,26 +15,13 @@ from torchssvm.compiler.jit import njit
 
 
 class Ragged(NamedTuple):
-    """Lists of keys with two numbers each."""
+    """Lists of keys with numbers for each key."""
 
     start: Any  # [lists + 1] int64, where the room of each list begins
     size: Any  # [lists] int64, length of each list
     key: Any  # [total] int64
-    x: Any  # [total] float64
-    y: Any  # [total] float64; empty where the lists have one number a key
-
-
-class Interactions(NamedTuple):
-    """The factors of label pairs that were made, a list for each example.
-
-    All other factors have the mass of their target and agree with their labels: see ``label_set_pass``.
-    """
-
-    start: Any  # [n + 1] int64, where the room of each list begins
-    size: Any  # [n] int64, length of each list
-    key: Any  # [total] int64, i K + j for i < j
-    mass: Any  # [total, 3] float64: both on, the first alone, the second alone
-    multiplier: Any  # [total, 2] float64, of the first and the second being on
+    mass: Any  # [total, ...] float64, of a configuration; of a side: its excess
+    multiplier: Any  # [total, ...] float64; empty where keys have none
 
 
 def offsets(sizes: np.ndarray) -> np.ndarray:
@@ -48,20 +35,20 @@ def single(keys: np.ndarray) -> Ragged:
     return Ragged(np.arange(lists + 1), np.ones(lists, np.int64), keys.astype(np.int64), np.ones(lists), np.zeros(0))
 
 
-def empty(lists: int, kind: Any = Ragged) -> Any:
-    """Empty lists with all numbers of their kind."""
-    numbers = [np.zeros(0), np.zeros(0)] if kind is Ragged else [np.zeros((0, 3)), np.zeros((0, 2))]
-    return kind(np.zeros(lists + 1, np.int64), np.zeros(lists, np.int64), np.zeros(0, np.int64), *numbers)
+def empty(lists: int, mass: tuple[int, ...] = (), multiplier: tuple[int, ...] = ()) -> Ragged:
+    """Empty lists, with the shapes of the numbers of a key."""
+    numbers = np.zeros((0, *mass)), np.zeros((0, *multiplier))
+    return Ragged(np.zeros(lists + 1, np.int64), np.zeros(lists, np.int64), np.zeros(0, np.int64), *numbers)
 
 
-def repacked(lists: Any, extra: np.ndarray | int) -> Any:
+def repacked(lists: Ragged, extra: np.ndarray | int) -> Ragged:
     """The same lists, each with room for ``extra`` more: ``[lists]``, or one number for all."""
     start, wide = offsets(lists.size + extra), []
     for array in lists[2:]:
         wide.append(np.zeros((start[-1] if len(array) == len(lists.key) else 0, *array.shape[1:]), array.dtype))
         if len(array) and start[-1]:
             _copy(lists.start, lists.size, start, array.reshape(len(array), -1), wide[-1].reshape(len(wide[-1]), -1))
-    return type(lists)(start, lists.size.copy(), *wide)
+    return Ragged(start, lists.size.copy(), *wide)
 
 
 @njit
@@ -88,9 +75,9 @@ def insert(lists, i, key):
     if p < 0:
         p = lists.start[i] + lists.size[i]
         lists.key[p] = key
-        lists.x[p] = 0.0
-        if len(lists.y):
-            lists.y[p] = 0.0
+        lists.mass[p] = 0.0
+        if len(lists.multiplier):
+            lists.multiplier[p] = 0.0
         lists.size[i] += 1
     return p
 
@@ -100,18 +87,19 @@ def drop(lists, i, p):
     """Remove the entry at ``p`` from list ``i``; the last one takes its place."""
     last = lists.start[i] + lists.size[i] - 1
     lists.key[p] = lists.key[last]
-    lists.x[p] = lists.x[last]
-    if len(lists.y):
-        lists.y[p] = lists.y[last]
+    lists.mass[p] = lists.mass[last]
+    if len(lists.multiplier):
+        lists.multiplier[p] = lists.multiplier[last]
     lists.size[i] -= 1
 
 
-def as_tensors(lists: Ragged | Interactions) -> dict[str, Tensor]:
-    """The lists without the room between them, for a checkpoint."""
-    return {name: torch.from_numpy(a) for name, a in repacked(lists, 0)._asdict().items() if name != "start"}
+def as_tensors(lists: Ragged) -> dict[str, Tensor]:
+    """The lists for a checkpoint, with the size of their room, but not its content."""
+    arrays = {"room": np.diff(lists.start), **repacked(lists, 0)._asdict()}
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if name != "start"}
 
 
-def from_tensors(state: dict[str, Tensor], kind: Any = Ragged, extra: np.ndarray | int = 0) -> Any:
-    """Lists of a state, each with room for ``extra`` more."""
-    arrays = [state[name].numpy() for name in kind._fields[1:]]
-    return repacked(kind(offsets(arrays[0]), *arrays), extra)
+def from_tensors(state: dict[str, Tensor]) -> Ragged:
+    """The lists of a state, with the same room."""
+    room, size, *arrays = (state[name].numpy() for name in ("room", *Ragged._fields[1:]))
+    return repacked(Ragged(offsets(size), size, *arrays), room - size)

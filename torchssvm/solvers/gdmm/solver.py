@@ -26,7 +26,7 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.solvers.certificate import FactorwiseCertificate, PassReport, dual_exceeds_primal, write
-from torchssvm.solvers.gdmm.problem import Problem, with_fixed_features
+from torchssvm.solvers.gdmm.problem import Problem
 from torchssvm.solvers.gdmm.rules import (
     AwayStep,
     BlockGreedy,
@@ -37,10 +37,11 @@ from torchssvm.solvers.gdmm.rules import (
     Residuals,
     SortedOracle,
 )
+from torchssvm.solvers.gdmm.training_set import digest_features, with_fixed_features
 from torchssvm.solvers.solver import EveryPasses, Schedule, Tolerance, counting_from, is_within
 from torchssvm.solvers.trainer import ProgressLine, run_until
 
-_FORMAT = 2
+_FORMAT = 3
 
 _NUMBERS = {
     **dict.fromkeys(("passes", "oracle_calls"), Numbers(int, low=0)),
@@ -60,7 +61,7 @@ class GDMM(StatefulOptimizer):
 
     GDMM minimises the relaxation P' of the problem P, with maxima over the local polytope instead of outputs. On chains
     P' is P. On label sets P' and its optimum may be above P: a :class:`FactorwiseCertificate` bounds both, and the gap
-    that goes to 0 and stops :meth:`solve` is that of P'.
+    of P' goes to 0 and stops :meth:`solve`.
 
     The head holds ``w(pi)`` after a step, and predicts as usual; :meth:`dual_state` lets BCFW continue.
 
@@ -97,7 +98,7 @@ class GDMM(StatefulOptimizer):
 
     state_name = "GDMM"
 
-    _versions: list[int] | None  # None in a state for copies: those of the weights that come with it
+    _versions: list[int] | None  # None in a state for copies: as the weights that come with it have
 
     def __init__(
         self,
@@ -125,6 +126,7 @@ class GDMM(StatefulOptimizer):
         check_head(head)
         dual = DualState.for_head(head, num_examples, lam)
         self.problem = Problem.of_head[type(head)](head, dual, with_fixed_features(batches), oracle)
+        self._features = digest_features(self.problem.data)
         self.penalty = penalty if penalty is not None else self.problem.default_rule()
         self.head = head
         self.num_examples, self.lam = dual.num_examples, dual.lam
@@ -169,7 +171,7 @@ class GDMM(StatefulOptimizer):
         """
         index = check_visits(index, self.num_examples)
         with self._changing():
-            self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
+            self._visits += self.problem.visit(index.numpy(), self.rule, self.rho, self.passes)
             self._visited[index] = True
 
     @torch.no_grad()
@@ -203,7 +205,7 @@ class GDMM(StatefulOptimizer):
 
         Chains are decoded exactly, by Viterbi. Label sets are decoded by message passing, which bounds P'. Examples
         that this leaves open go to the decoder of the head's structure (:class:`BranchAndBound`, unless another was
-        chosen), with bounded effort for each example: ``exact`` says whether all were solved. The dual of P is that of
+        chosen), with bounded effort for each example: ``exact`` says whether all were solved. The dual of P belongs to
         a mean of outputs, which on label sets keeps the marginals of single labels; choosing its pairs takes about as
         long as two passes.
 
@@ -333,7 +335,7 @@ class GDMM(StatefulOptimizer):
             **{name: getattr(self, name) for name in _NUMBERS},
             "lam": self.lam,
             "num_examples": self.num_examples,
-            "features": self.problem.features,  # what the duals were trained on
+            "features": self._features,  # what the duals were trained on
             "visits": torch.from_numpy(self._visits.copy()),  # totals of the current pass
             "visited": self._visited.clone(),
             "generator": self._generator.get_state(),  # draws the order of the next pass
@@ -364,10 +366,10 @@ class GDMM(StatefulOptimizer):
         """Continue bit for bit.
 
         A state with the same targets but other features is accepted, with a warning. The head gets the current weights
-        of the state; in an uninterrupted run it keeps those of the start of a pass until the pass ends.
+        of the state; in an uninterrupted run it keeps the weights from the start of a pass until the pass ends.
         """
         saved = state["gdmm"]
-        same_features = saved["features"] == self.problem.features
+        same_features = saved["features"] == self._features
         if not same_features:
             warn(
                 "the state was trained on other features: GDMM keeps its duals, recomputes the weights and drops the "

@@ -5,37 +5,24 @@ marks. Untouched pairs are included, with value 0. Ties are broken arbitrarily b
 number of visited entries to ``counters[VISITED]``.
 
 Messages are zero except at a few marked labels, so the maximum over pairs is the best of four maxima. A walk
-finds each and stops at values that cannot beat the best so far. The oracles return ``(value, a, b)``, or
+finds each and stops at values that cannot beat the best so far. The oracle returns ``(value, a, b)``, or
 ``(-inf, -1, -1)`` if no pair is left. See [Y16, appendix C].
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from torchssvm.compiler.jit import njit
-from torchssvm.solvers.gdmm.sorted_entries import (
-    VISITED,
-    SortedEntries,
-    add,
-    change,
-    column_list,
-    find,
-    make_entries,
-    room,
-    row_list,
-    value_of,
-)
+from torchssvm.solvers.gdmm.sorted_entries import VISITED, column_list, find, row_list, value_of
 
 
 @njit
 def walk(entries, which, marked_row, marked_col, stamp, excluded, force, best):
     """The largest v[a, b] of a list, or of its untouched pairs, if ``v[a, b] - force > best``.
 
-    In the list of a row only columns must be unmarked, in that of a column only rows. Pairs whose ``a cols + b`` is in
-    ``excluded`` (int64, ascending) are skipped.
+    In the list of a row only columns must be unmarked, in the list of a column only rows. Pairs whose ``a cols + b``
+    is in ``excluded`` (int64, ascending) are skipped.
     """
     start, size = entries.start[which], entries.size[which]
     waiting, zeros = 0, True
@@ -160,75 +147,46 @@ def _pop(entries, waiting):
 
 
 @njit
-def indicator_fmo(
-    entries, left_labels, left_force, num_left, right_labels, right_force, num_right, marked_row, marked_col, stamp
-):
-    """Maximise v[a, b] - F_left(a) - F_right(b) over all pairs [Y16, C-1].
+def best_entry(entries, left, left_force, num_left, right, right_force, num_right, excluded, marks, stamp):
+    """Maximise v[a, b] - F_left(a) - F_right(b) over all pairs that are not ``excluded`` [Y16, C-1 and C-2].
 
-    ``num_left`` different rows ``left_labels`` have the numbers ``left_force``; F_left is zero at all others. Columns
-    likewise. ``marked_row`` ``[rows]`` and ``marked_col`` ``[cols]``, int64, are scratch, without the number ``stamp``.
+    ``num_left`` different rows ``left`` have the numbers ``left_force``; F_left is zero at all others. Columns
+    likewise. In a symmetric matrix both sides are the same labels, and the pairs are unordered. ``excluded`` are
+    ascending keys ``a cols + b``, int64. ``marks`` (of rows ``[rows]`` and of columns ``[cols]``, int64) are scratch,
+    without the number ``stamp``.
     """
+    marked_row, marked_col = marks
     for p in range(num_left):
-        marked_row[left_labels[p]] = stamp
+        marked_row[left[p]] = stamp
     for p in range(num_right):
-        marked_col[right_labels[p]] = stamp
-    nothing = marked_row[:0]
+        marked_col[right[p]] = stamp
     best, a, b = -np.inf, -1, -1
     if num_left < entries.rows and num_right < entries.cols:
-        best, a, b = walk(entries, 0, marked_row, marked_col, stamp, nothing, 0.0, best)
-    for p in range(num_right if num_left < entries.rows else 0):
-        force = right_force[p]
-        entry = walk(
-            entries, column_list(entries, right_labels[p]), marked_row, marked_col, stamp, nothing, force, best
-        )
+        best, a, b = walk(entries, 0, marked_row, marked_col, stamp, excluded, 0.0, best)
+    for p in range(num_right if num_left < entries.rows and not entries.symmetric else 0):
+        which = column_list(entries, right[p])
+        entry = walk(entries, which, marked_row, marked_col, stamp, excluded, right_force[p], best)
         if entry[1] >= 0:
-            best, a, b = entry[0] - force, entry[1], entry[2]
+            best, a, b = entry[0] - right_force[p], entry[1], entry[2]
     for p in range(num_left if num_right < entries.cols else 0):
-        force = left_force[p]
-        entry = walk(entries, row_list(left_labels[p]), marked_row, marked_col, stamp, nothing, force, best)
+        entry = walk(entries, row_list(left[p]), marked_row, marked_col, stamp, excluded, left_force[p], best)
         if entry[1] >= 0:
-            best, a, b = entry[0] - force, entry[1], entry[2]
-    least = _least(right_force, num_right)
+            best, a, b = entry[0] - left_force[p], entry[1], entry[2]
+    least = np.inf
+    for p in range(num_right):
+        least = min(least, right_force[p])
     for p in range(num_left):
-        bound = _bound(entries, row_list(left_labels[p])) - left_force[p]
-        for q in range(num_right if bound - least > best else 0):
+        bound = _bound(entries, row_list(left[p])) - left_force[p]
+        for q in range((p if entries.symmetric else num_right) if bound - least > best else 0):
             if bound - right_force[q] <= best:
                 continue
             entries.counters[VISITED] += 1
-            value = value_of(entries, left_labels[p], right_labels[q]) - left_force[p] - right_force[q]
-            if value > best:
-                best, a, b = value, left_labels[p], right_labels[q]
-    return best, a, b
-
-
-@njit
-def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, marked, stamp):
-    """Maximise v[i, j] - F(i) - F(j) over the unordered pairs i < j, each one a factor of binary variables [Y16, C-2].
-
-    ``num_labels`` different ``labels`` have the numbers ``force``; F is zero at all others. ``num_excluded`` pairs i <
-    j are skipped: ``excluded`` int64, ascending, ``i K + j``. ``marked`` ``[K]`` int64 is scratch without ``stamp``.
-    """
-    for p in range(num_labels):
-        marked[labels[p]] = stamp
-    without = excluded[:num_excluded]
-    best, a, b = -np.inf, -1, -1
-    if num_labels < entries.rows:
-        best, a, b = walk(entries, 0, marked, marked, stamp, without, 0.0, best)
-    for p in range(num_labels if num_labels < entries.rows else 0):
-        entry = walk(entries, row_list(labels[p]), marked, marked, stamp, without, force[p], best)
-        if entry[1] >= 0:
-            best, a, b = entry[0] - force[p], entry[1], entry[2]
-    least = _least(force, num_labels)
-    for p in range(num_labels):
-        bound = _bound(entries, row_list(labels[p])) - force[p]
-        for q in range(p if bound - least > best else 0):
-            if bound - force[q] <= best:
-                continue
-            entries.counters[VISITED] += 1
-            i, j = min(labels[p], labels[q]), max(labels[p], labels[q])
-            value = value_of(entries, i, j) - force[p] - force[q]
-            if value > best and not is_excluded(entries, i, j, without):
-                best, a, b = value, i, j
+            row, col = left[p], right[q]
+            if entries.symmetric and row > col:
+                row, col = col, row
+            value = value_of(entries, row, col) - left_force[p] - right_force[q]
+            if value > best and not is_excluded(entries, row, col, excluded):
+                best, a, b = value, row, col
     return best, a, b
 
 
@@ -237,92 +195,3 @@ def _bound(entries, which):
     if entries.size[which] == 0:
         return 0.0
     return max(entries.value[entries.pool[entries.start[which]] // 3], 0.0)
-
-
-@njit
-def _least(force, num):
-    least = np.inf
-    for p in range(num):
-        least = min(least, force[p])
-    return least
-
-
-class PairWeights(NamedTuple):
-    """Weights of label pairs: sorted entries, or a dense table where the domain is small."""
-
-    entries: SortedEntries  # the touched entries; empty if ``dense`` is used
-    dense: Any  # [K, K] float64, or ``[0, 0]``
-
-
-def make_pairs(num_states: int, *, ordered: bool) -> PairWeights:
-    """All zero; ``ordered`` keeps the weights sorted."""
-    dense = np.zeros((0, 0) if ordered else (num_states, num_states))
-    return PairWeights(make_entries(num_states, num_states), dense)
-
-
-def as_list(pairs: PairWeights) -> tuple[np.ndarray, np.ndarray]:
-    """Keys ``a K + b`` and weights of all pairs that may be nonzero."""
-    if len(pairs.dense):
-        return np.arange(pairs.dense.size), pairs.dense.reshape(-1)
-    count = int(pairs.entries.counters[0])
-    entries = pairs.entries
-    return entries.row[:count].astype(np.int64) * entries.cols + entries.col[:count], entries.value[:count]
-
-
-@njit
-def room_for_pairs(pairs):
-    """Number of new pairs that fit before more room is needed."""
-    return 1 << 60 if len(pairs.dense) else room(pairs.entries)
-
-
-@njit
-def pair_value(pairs, a, b):
-    """The weight of a pair."""
-    return pairs.dense[a, b] if len(pairs.dense) else value_of(pairs.entries, a, b)
-
-
-@njit
-def add_to_pair(pairs, a, b, difference):
-    """Change it."""
-    if len(pairs.dense):
-        pairs.dense[a, b] += difference
-        return
-    number = find(pairs.entries, a, b)
-    if number < 0:
-        add(pairs.entries, a, b, difference)
-    else:
-        change(pairs.entries, number, pairs.entries.value[number] + difference)
-
-
-@njit
-def best_pair(pairs, scratch, left, right):
-    """Factorwise oracle: the pair of ``left`` and ``right`` labels with most ``v[a, b] - F_left(a) - F_right(b)``."""
-    scratch.totals[2] += 1
-    if len(pairs.dense):
-        return _scan(pairs.dense, scratch, left, right)
-    scratch.stamp[0] += 1
-    labels, forces, marks = scratch.labels, scratch.forces, (scratch.marked_left, scratch.marked_right)
-    sides = labels[0], forces[0], left, labels[1], forces[1], right
-    _, a, b = indicator_fmo(pairs.entries, *sides, *marks, scratch.stamp[0])
-    return a, b
-
-
-@njit
-def _scan(dense, scratch, left, right):
-    states = len(dense)
-    right_forces, left_forces = scratch.tables[0], scratch.tables[1]
-    right_forces[:] = 0.0
-    left_forces[:] = 0.0
-    for p in range(left):
-        left_forces[scratch.labels[0, p]] = scratch.forces[0, p]
-    for p in range(right):
-        right_forces[scratch.labels[1, p]] = scratch.forces[1, p]
-    best, best_a, best_b = -np.inf, 0, 0
-    for a in range(states):
-        row = dense[a]
-        for b in range(states):
-            value = row[b] - right_forces[b] - left_forces[a]
-            if value > best:
-                best, best_a, best_b = value, a, b
-    scratch.totals[1] += states * states
-    return best_a, best_b
