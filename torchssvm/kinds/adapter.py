@@ -34,12 +34,13 @@ class Examples(NamedTuple):
         added: ``cost`` in the dtype of the weights.
         weight: ``[n]`` float64, 0 or above, a factor of each example's loss and features, not yet applied.
         start: ``[n + 1]`` int64, where each example's labels begin.
-        line: ``[n + 1]`` int64, where each example's rows begin.
+        line: ``[n + 1]`` int64, where each example's rows of features begin.
+        length: ``[n]`` int64, each example's rows of emissions: as many, unless an adapter's ``complete`` says more.
+        pair_rows: ``[n]`` int64, each example's rows of pairs.
         inner: ``[sum R (R + 1) / 2]`` inner products of each example's rows, with the bias as a feature: row t with
             rows 0 to t, for all t. Examples of more than ``stored`` rows have none, see :mod:`.long`.
         inner_start: ``[n]`` int64, where each example's inner products begin.
         stored: The most rows of an example whose inner products are kept.
-        pair_rows: The number of rows of pairs of an example, where all have as many.
         kind: A named tuple with further data of the kind. Its class selects the functions of :mod:`.block`.
         reach: None if no example has more than ``stored`` rows, so that kernels for long examples are not compiled.
         form: The form of the features: dense rows, or lists with values or of ones. Its class selects the kernels.
@@ -56,10 +57,11 @@ class Examples(NamedTuple):
     weight: Any
     start: Any
     line: Any
+    length: Any
+    pair_rows: Any
     inner: Any
     inner_start: Any
     stored: int
-    pair_rows: int
     kind: Any = None
     reach: Any = None
     form: Any = None

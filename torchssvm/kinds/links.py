@@ -17,18 +17,18 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
-from torchssvm.compiler.vectors import add_rows, exact_dot, set_row
+from torchssvm.compiler.vectors import add_rows, exact_dot, exact_dots, set_row
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, reject_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, Weights, check_sizes
 from torchssvm.kinds.block import (
     add_rows_to_weights,
-    add_states,
-    list_rows,
+    list_states,
     potentials_of_rows,
     respond_rows,
     square_rows,
+    state,
     uniform_mean_loss,
 )
 
@@ -54,27 +54,16 @@ class Links(NamedTuple):
 
 
 class LinkRoom(NamedTuple):
-    """Workspace: ``[G, K K]`` float64, and the arrays of a decoder."""
+    """Workspace: ``[G, K K]`` and ``[rows of pairs, K]``, both float64, and the arrays of a decoder."""
 
     gradient: Any
+    pairs: Any
     decoder: Any
-
-
-@njit
-def pair_rows_of(kind, examples, i):
-    """K for each edge."""
-    return kind.links.states * (kind.links.start[i + 1] - kind.links.start[i])
-
-
-@njit
-def pairs_of(kind, weights, made):
-    """The scores made by ``potentials``."""
-    return made
 
 
 @njit_fastmath
 def potentials(kind, examples, model, i, scratch):
-    """Emissions of the nodes, and the scores of the edges' pairs into ``scratch.transition``."""
+    """Emissions of the nodes, and the scores of the edges' pairs in ``scratch.transition``."""
     links, states = kind.links, kind.links.states
     for place in range(links.start[i + 1] - links.start[i]):
         e = links.start[i] + place
@@ -85,42 +74,20 @@ def potentials(kind, examples, model, i, scratch):
             for a in range(states):
                 for b in range(a):
                     table[a * states + b], table[b * states + a] = table[b * states + a], table[a * states + b]
-    return potentials_of_rows(examples, model, i, scratch.emission)
+    potentials_of_rows(examples, model, i, scratch.emission)
+    return scratch.emission, scratch.transition
 
 
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
-    """The scores of labels and of the pairs at the edges."""
-    links, total = kind.links, 0.0
-    for v in range(length):
-        total += emission[v, labels[v]]
+def list_parts(kind, examples, i, labels, other, task):
+    """States of the nodes, then of the edges."""
+    links, states, total = kind.links, kind.links.states, list_states(examples, i, labels, other, task)
     for place in range(links.start[i + 1] - links.start[i]):
         a, b = links.ends[links.start[i] + place, 0], links.ends[links.start[i] + place, 1]
         if a >= 0:
-            total += transition[place * links.states + labels[a], labels[b]]
+            row = place * states
+            total += state(task, task.pairs, row + labels[a], labels[b], row + other[a], other[b])
     return total
-
-
-@njit
-def mark_rows(kind, examples, i, labels, used):
-    """The rows of the labels' pairs."""
-    links = kind.links
-    for place in range(links.start[i + 1] - links.start[i]):
-        a = links.ends[links.start[i] + place, 0]
-        if a >= 0:
-            used[place * links.states + labels[a]] = True
-
-
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """``mass (p(labels) - p(y))``: labels and pairs that differ."""
-    links, target = kind.links, examples.y[examples.start[i] :]
-    add_states(examples, i, length, labels, mass, delta)
-    for place in range(links.start[i + 1] - links.start[i]):
-        a, b = links.ends[links.start[i] + place, 0], links.ends[links.start[i] + place, 1]
-        if a >= 0 and (labels[a] != target[a] or labels[b] != target[b]):
-            pairs[place * links.states + labels[a], labels[b]] += mass
-            pairs[place * links.states + target[a], target[b]] -= mass
 
 
 @njit
@@ -157,30 +124,14 @@ def respond_in_pairs(kind, i, tables, out):
 
 
 @njit
-def respond_pairs(kind, examples, i, pairs, rows, room, scratch):
-    """By way of the weights."""
-    tables = scratch.room.gradient
-    set_row(tables, None, None, 0.0)
-    add_to_tables(kind, i, pairs, rows, 1.0, tables)
-    respond_in_pairs(kind, i, tables, room)
-    return room
-
-
-@njit
-def respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
-    """Emissions by the products of rows, pairs by way of the weights."""
-    delta, pairs = scratch.delta, scratch.pairs
-    for t in range(length):
-        set_row(delta[t], None, None, 0.0)
-    add_labeling(kind, examples, i, length, labels, 1.0, delta, pairs, pairs)
-    respond_rows(examples, model, i, length, delta, scratch)
-    used = scratch.used[: pair_rows_of(kind, examples, i)]
-    for row in range(len(used)):
-        used[row] = False
-    mark_rows(kind, examples, i, labels, used)
-    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
-    rows = scratch.rows[: list_rows(used, scratch.rows)]
-    respond_pairs(kind, examples, i, pairs, rows, pairs, scratch)
+def respond_to_parts(kind, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
+    """Nodes by the products of rows, edges by way of the weights."""
+    room = scratch.room
+    total = respond_rows(examples, model, i, length, psi, scratch)
+    set_row(room.gradient, None, None, 0.0)
+    add_to_tables(kind, i, pairs, rows, 1.0, room.gradient)
+    respond_in_pairs(kind, i, room.gradient, room.pairs)
+    return total + exact_dots(pairs, room.pairs, rows, len(rows)), room.pairs
 
 
 @njit
@@ -201,8 +152,7 @@ def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch
 
 def with_links(kind: type) -> type:
     """Register these versions for a named tuple with a field ``links``; the kind adds ``decode``."""
-    versions = pair_rows_of, pairs_of, potentials, score, mark_rows, add_labeling
-    for version in (*versions, respond_pairs, respond, squared_length, add_to_weights):
+    for version in (potentials, list_parts, respond_to_parts, squared_length, add_to_weights):
         function: ByKind = getattr(block, version.__name__)
         function.of(kind)(version)
     block.mean_loss.of(kind)(uniform_mean_loss)
@@ -257,6 +207,11 @@ class LinkAdapter(HeadAdapter):
         return {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
 
     @override
+    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+        rows = (self.num_states * own["ends"][0].diff()).numpy()
+        return super().complete(examples, own)._replace(pair_rows=rows)
+
+    @override
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
         start, ends = own["ends"]
         counts = start.diff()
@@ -275,7 +230,8 @@ class LinkAdapter(HeadAdapter):
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room for weights of edges and for the decoder."""
-        return partial(_make_room, (len(self.head.edge), self.num_states**2), self.decoder_room(examples))
+        rows = int(examples.pair_rows.max())
+        return partial(_make_room, len(self.head.edge), self.num_states, rows, self.decoder_room(examples))
 
     @abstractmethod
     def decoder_room(self, examples: Examples) -> Callable[[], Any]:
@@ -299,5 +255,5 @@ class LinkAdapter(HeadAdapter):
         labelings[1][examples, slots, : pairs.shape[1]] = pairs.to(labelings[1].dtype)
 
 
-def _make_room(size: tuple[int, int], decoder: Callable[[], Any]) -> LinkRoom:
-    return LinkRoom(np.zeros(size), decoder())
+def _make_room(features: int, states: int, rows: int, decoder: Callable[[], Any]) -> LinkRoom:
+    return LinkRoom(np.zeros((features, states**2)), np.zeros((rows, states)), decoder())

@@ -22,11 +22,9 @@ from torchssvm.kinds.adapter import Examples, Model, Scratch, squares_of_rows, w
 from torchssvm.kinds.block import (
     add_to_weights,
     decode,
-    length_of,
     list_rows,
     loss_of,
     mean_loss,
-    pairs_of,
     potentials,
     score,
     size_of,
@@ -239,8 +237,8 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
     """Decode one example and add its weights to ``part``; returns whether it has any."""
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
     kind, start, output, weight = examples.kind, examples.start[i], scratch.corner, examples.weight[i]
-    length = potentials(kind, examples, model, i, scratch)
-    emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    length = examples.length[i]
+    emission, transition = potentials(kind, examples, model, i, scratch)
     scratch.slack[0] = 0.0
     loss = decode(kind, examples, i, length, scratch, transition, output)
     base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
@@ -283,7 +281,7 @@ def remember_range(begin, end, examples, blocks, options, scratch, counters, cor
     clock, kept = counters[2], 0
     for i in range(begin, end):
         start, size = examples.start[i], size_of(examples, i)
-        length = length_of(examples.kind, examples, i)
+        length = examples.length[i]
         output = scratch.corner
         for t in range(size):
             output[t] = corners[start + t]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,9 +109,10 @@ def pack(
     inner = torch.full((int(inner_start[-1]),), -1.0, dtype=dtype)
     if earlier is not None and earlier.inner is not None:
         inner[_places(inner_start[earlier.index], products[earlier.index])] = earlier.inner
-    arrays = (x, value, column, row, y, cost, cost.to(dtype), weight, start, line_start, inner, inner_start[:-1])
-    limits: Any = (STORED if adapter.products else 0, adapter.pair_rows)
-    examples = with_types(Examples(dense, *(t.numpy() for t in arrays), *limits))  # type: ignore[arg-type]
+    labelled = y, cost, cost.to(dtype), weight, start
+    in_rows = line_start, lines, torch.full_like(lines, adapter.pair_rows), inner, inner_start[:-1]
+    arrays: Any = (tensor.numpy() for tensor in (x, value, column, row, *labelled, *in_rows))
+    examples = with_types(Examples(dense, *arrays, stored=STORED if adapter.products else 0))
     ragged = {name: (starts.diff(), values) for name, (starts, values) in extra.items()}
     all_x = x if dense else Lists(counts, column, value)
     whole = Piece(torch.arange(n), sizes, lengths, all_x, y, cost, targets, weight, ragged, inner)
@@ -163,16 +163,6 @@ def long_features(examples: Examples) -> int:
     if examples.reach is None:
         return 0
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
-
-
-def largest_rows(examples: Examples) -> tuple[int, int]:
-    """The most rows of emissions, and of pairs, of an example."""
-    from torchssvm.kinds.block import count_rows, length_of, pair_rows_of
-
-    if length_of.is_default(examples.kind) and pair_rows_of.is_default(examples.kind):  # nothing is to be compiled
-        return int(np.diff(examples.line).max()), examples.pair_rows
-    rows, pairs = count_rows(examples, np.arange(len(examples.start) - 1), np.zeros((2, 2), np.int64))[1].tolist()
-    return rows, pairs
 
 
 def _check_kind(x: object) -> None:

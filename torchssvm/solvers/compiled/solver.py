@@ -34,7 +34,7 @@ from torchssvm.solvers.compiled.memory import (
     validate_problem,
     validate_weights,
 )
-from torchssvm.solvers.compiled.packing import Piece, largest_rows, long_features, pack, staying
+from torchssvm.solvers.compiled.packing import Piece, long_features, pack, staying
 from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.solver import WhenEstimated
@@ -134,7 +134,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.head, self.dual = head, dual
         dual.ranks.run_on_all(lambda: self._read(batches, held))
         dual.ranks.check_same(round_visits=size)
-        rows, pairs = largest_rows(self.examples)
+        rows, pairs = int(self.examples.length.max()), int(self.examples.pair_rows.max())
         sizes = rows, adapter.row_width, adapter.width, pairs, adapter.pair_width
         self._make_scratch = partial(
             make_scratch,

@@ -22,7 +22,7 @@ from torchssvm.core.sparse_features import Lists, SparseFeatures
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
-from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
+from torchssvm.kinds.block import list_states, loss_of, uniform_mean_loss
 from torchssvm.structures.arborescence.oracle import best_nonprojective, best_projective
 
 
@@ -54,28 +54,13 @@ def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
     )
 
 
-@block.length_of.of(Arcs)
+@block.list_parts.of(Arcs)
 @njit
-def arc_rows(arcs, examples, i):
-    return size_of(examples, i)
-
-
-@block.score.of(Arcs)
-@njit
-def arc_score(arcs, examples, i, labels, length, emission, transition):
-    total = np.float64(emission[0, labels[0]])
-    for t in range(1, length):
-        total += emission[t, labels[t]]
-    return total
+def list_arcs(arcs, examples, i, labels, other, task):
+    return list_states(examples, i, labels, other, task)
 
 
 block.mean_loss.of(Arcs)(uniform_mean_loss)
-
-
-@block.add_labeling.of(Arcs)
-@njit
-def add_arc_labeling(arcs, examples, i, length, labels, mass, delta, pairs, counts):
-    add_states(examples, i, length, labels, mass, delta)
 
 
 @njit
@@ -107,9 +92,8 @@ def arc_potentials(arcs, examples, model, i, scratch):
     begin, end = arcs.known_start[i], arcs.known_start[i + 1]
     for u in range(end - begin):
         room.weights[u] = model.emission[arcs.known[begin + u], 0]
-    length = examples.start[i + 1] - examples.start[i]
-    sum_lists(examples, arcs, i, length, room.weights, emission)
-    return length
+    sum_lists(examples, arcs, i, examples.length[i], room.weights, emission)
+    return scratch.emission, model.transition
 
 
 @njit_fastmath
@@ -197,17 +181,18 @@ def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count,
             h = slots[c, t] if c >= 0 else examples.y[start + t] if c == -1 else corner[t]
             if row[h] == np.inf:
                 row[h] = list_product(examples, line + h, room.sums)
+    return response, scratch.pairs
 
 
 @block.respond_to_parts.of(Arcs)
 @njit
-def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, slots, count, corner, is_new):
+def arc_respond_to_parts(arcs, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
     add_parts(examples, arcs, i, length, psi, scratch.room.sums)
     sum_lists(examples, arcs, i, length, scratch.room.sums, scratch.response)
     total = 0.0
     for t in range(length):
         total += exact_dot(psi[t], scratch.response[t])
-    return total
+    return total, pairs
 
 
 @block.squared_length.of(Arcs)
@@ -280,6 +265,10 @@ class ArcsAdapter(VectorAdapter):
     @override
     def columns(self, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
         return examples.kind.known, examples.kind.known_start
+
+    @override
+    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+        return super().complete(examples, own)._replace(length=np.diff(examples.start))
 
     @override
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Arcs:

@@ -20,7 +20,7 @@ from torchssvm.compiler.vectors import sort_falling
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
-from torchssvm.kinds.block import loss_of, size_of
+from torchssvm.kinds.block import amount, loss_of, size_of
 from torchssvm.structures.decisions import kind as kinds
 from torchssvm.structures.decisions.combinatorial import (
     Assignment,
@@ -145,13 +145,14 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 
 
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
-    """The predicted costs, times 2 or -2."""
+def list_parts(kind, examples, i, labels, other, task):
+    """The variables, times 2 or -2."""
     total = 0.0
     for d in range(size_of(examples, i)):
-        if labels[d]:
-            total += labels[d] * np.float64(emission[d, 0] if kind.shared else emission[0, d])
-    return kind.factor * total
+        if labels[d] or other[d]:
+            row, column = (d, 0) if kind.shared else (0, d)
+            total += amount(task, task.rows, row, column, kind.factor * labels[d], kind.factor * other[d])
+    return total
 
 
 @njit
@@ -175,24 +176,11 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
     return told, size
 
 
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """The changes of the variables, times 2 or -2."""
-    start = examples.start[i]
-    for d in range(size_of(examples, i)):
-        moved = labels[d] - examples.y[start + d]
-        if moved and kind.shared:
-            delta[d, 0] += mass * kind.factor * moved
-        elif moved:
-            delta[0, d] += mass * kind.factor * moved
-
-
 for _kind in (Paths, Selections, Knapsacks, Trees, Assignments):
     block.decode.of(_kind)(decode)
-    block.score.of(_kind)(score)
+    block.list_parts.of(_kind)(list_parts)
     block.loss_of.of(_kind)(loss)
     block.mean_loss.of(_kind)(mean_loss)
-    block.add_labeling.of(_kind)(add_labeling)
 
 
 ORACLES = (Assignment, Knapsack, Selection, ShortestPath, SpanningTree)

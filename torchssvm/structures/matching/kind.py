@@ -21,18 +21,17 @@ from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.structure import fit
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
-from torchssvm.kinds.block import loss_of, size_of
+from torchssvm.kinds.block import amount, loss_of, size_of
 from torchssvm.kinds.long import add_token, product, take_square
 from torchssvm.structures.matching.oracle import make_room, match
 
 
 class Edges(NamedTuple):
-    """Numbers of left and of right nodes of each example, ``[n]`` int64.
+    """Numbers of right nodes of each example, ``[n]`` int64.
 
     Labels have a row for each left node, which is -1 beyond the right nodes; rows of features do not.
     """
 
-    heights: Any
     widths: Any
 
 
@@ -54,24 +53,18 @@ def spread(line, widths, start, wide, labels, costs, y, cost):
             y[at], cost[at] = labels[line[i] + place], costs[line[i] + place]
 
 
-@block.length_of.of(Edges)
-@njit
-def left_nodes(kind, examples, i):
-    return kind.heights[i]
-
-
 @block.potentials.of(Edges)
 @njit
 def edge_potentials(kind, examples, model, i, scratch):
     fill_scores(kind, examples, i, model.emission, scratch.emission)
-    return kind.heights[i]
+    return scratch.emission, model.transition
 
 
 @njit
 def fill_scores(kind, examples, i, weights, scores):
     """``x . weights`` of all edges, with ``weights`` ``[F, 1]``; 0 beyond the right nodes."""
     line, width, column = examples.line[i], kind.widths[i], weights.reshape(weights.size)
-    for s in range(kind.heights[i]):
+    for s in range(examples.length[i]):
         row = scores[s]
         for t in range(width):
             row[t] = dot(examples.x[line], column) if examples.dense else product(examples, line, False, column)
@@ -79,14 +72,16 @@ def fill_scores(kind, examples, i, weights, scores):
         set_row(row[width:], None, None, 0.0)
 
 
-@block.score.of(Edges)
+@block.list_parts.of(Edges)
 @njit
-def edge_score(kind, examples, i, labels, length, emission, transition):
-    total, wide = 0.0, size_of(examples, i) // length
+def list_edges(kind, examples, i, labels, other, task):
+    total, length = 0.0, examples.length[i]
+    wide = size_of(examples, i) // length
     for s in range(length):
         for t in range(kind.widths[i]):
-            if labels[s * wide + t] == 1:
-                total += emission[s, t]
+            on, other_on = labels[s * wide + t] == 1, other[s * wide + t] == 1
+            if on or other_on:
+                total += amount(task, task.rows, s, t, 1.0 if on else 0.0, 1.0 if other_on else 0.0)
     return total
 
 
@@ -103,23 +98,12 @@ def edge_loss(kind, examples, i, labels):
 @block.mean_loss.of(Edges)
 @njit
 def edge_mean_loss(kind, examples, i, t, psi, total, absolute):
-    told, size, row = 0.0, 0.0, examples.start[i] + t * (size_of(examples, i) // kind.heights[i])
+    told, size, row = 0.0, 0.0, examples.start[i] + t * (size_of(examples, i) // examples.length[i])
     for k in range(kind.widths[i]):
         term = examples.cost[row + k] * np.float64(psi[k])
         told += term if examples.y[row + k] == 1 else -term
         size += abs(term)
     return told, size
-
-
-@block.add_labeling.of(Edges)
-@njit
-def add_edges(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    start, wide = examples.start[i], size_of(examples, i) // length
-    for s in range(length):
-        for t in range(kind.widths[i]):
-            new, old = labels[s * wide + t] == 1, examples.y[start + s * wide + t] == 1
-            if new != old:
-                delta[s, t] += mass if new else -mass
 
 
 @block.decode.of(Edges)
@@ -144,7 +128,7 @@ def decode_edges(kind, examples, i, length, scratch, transition, labels):
 def sum_edges(kind, examples, i, parts, sums):
     """``sums += x^T parts``."""
     line = examples.line[i]
-    for s in range(kind.heights[i]):
+    for s in range(examples.length[i]):
         for t in range(kind.widths[i]):
             if parts[s, t] != 0.0:
                 add_token(examples, line, np.float64(parts[s, t]), False, sums)
@@ -155,7 +139,7 @@ def sum_edges(kind, examples, i, parts, sums):
 def forget_sums(kind, examples, i, parts, sums):
     """Set the sums of the same parts back to zero; returns their squared length."""
     total, line = 0.0, examples.line[i]
-    for s in range(kind.heights[i]):
+    for s in range(examples.length[i]):
         for t in range(kind.widths[i]):
             if parts[s, t] != 0.0:
                 total += take_square(examples, line, sums)
@@ -167,7 +151,7 @@ def forget_sums(kind, examples, i, parts, sums):
 
 @block.respond_to_parts.of(Edges)
 @njit
-def edge_respond_to_parts(kind, examples, model, i, length, psi, scratch, slots, count, corner, is_new):
+def edge_respond_to_parts(kind, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
     sums, response, line, total = scratch.sums_of_label, scratch.response, examples.line[i], 0.0
     sum_edges(kind, examples, i, psi, sums)
     for s in range(length):
@@ -176,17 +160,7 @@ def edge_respond_to_parts(kind, examples, model, i, length, psi, scratch, slots,
             total += response[s, t] * psi[s, t]
             line += 1
     forget_sums(kind, examples, i, psi, sums)
-    return total
-
-
-@block.respond.of(Edges)
-@njit
-def edge_respond(kind, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
-    delta = scratch.delta
-    for s in range(length):
-        set_row(delta[s], None, None, 0.0)
-    add_edges(kind, examples, i, length, labels, 1.0, delta, scratch.pairs, scratch.pairs)
-    edge_respond_to_parts(kind, examples, model, i, length, delta, scratch, slots, count, corner, is_new)
+    return total, pairs
 
 
 @block.squared_length.of(Edges)
@@ -262,11 +236,11 @@ class MatchingAdapter(VectorAdapter):
         y, cost = np.full(start[-1], -1), np.zeros(start[-1])
         spread(examples.line, widths, start, self.num_states, examples.y, examples.cost, y, cost)
         examples = examples._replace(y=y, cost=cost, added=cost.astype(examples.added.dtype), start=start)
-        return examples._replace(kind=Edges(heights, widths))
+        return examples._replace(kind=Edges(widths), length=heights)
 
     @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        return partial(make_edge_room, int(examples.kind.heights.max()), self.num_states)
+        return partial(make_edge_room, int(examples.length.max()), self.num_states)
 
     @override
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:

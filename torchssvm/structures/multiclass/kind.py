@@ -30,7 +30,7 @@ from torchssvm.structures.chain.kind import SequenceAdapter
 Classes = namedtuple("Classes", "cost_matrix allowed")
 
 
-for _name in ("score", "decode", "loss_of", "add_labeling", "mark_rows"):
+for _name in ("list_parts", "decode", "loss_of", "add_labeling"):
     getattr(block, _name).of(Classes)(getattr(sequences, _name))
 
 
@@ -39,7 +39,7 @@ for _name in ("score", "decode", "loss_of", "add_labeling", "mark_rows"):
 def potentials(kind, examples, model, i, scratch):
     set_row(scratch.emission[0], model.bias, None, None)
     add_scores(examples.form, examples, model, i, scratch.emission[0])
-    return 1
+    return scratch.emission, model.transition
 
 
 @ByKind

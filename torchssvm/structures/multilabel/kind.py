@@ -17,7 +17,7 @@ from torchssvm.core.sparse_features import Lists, lists_of_rows
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
-from torchssvm.kinds.block import loss_of
+from torchssvm.kinds.block import amount, loss_of, size_of
 from torchssvm.structures.multilabel.message_passing import workspace
 from torchssvm.structures.multilabel.oracle import by_first, decode_row, row_sums
 
@@ -43,17 +43,19 @@ def make_room(num_labels: int) -> Room:
     return Room(one, square, one.copy(), one.copy(), workspace(num_labels))
 
 
-@block.score.of(LabelSets)
+@block.list_parts.of(LabelSets)
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
-    total, size = 0.0, examples.start[i + 1] - examples.start[i]
-    for j in range(size):
-        if labels[j]:
-            total += emission[0, j]
-            if len(transition):
+def list_parts(kind, examples, i, labels, other, task):
+    total = 0.0
+    for j in range(size_of(examples, i)):
+        if labels[j] or other[j]:
+            total += amount(task, task.rows, 0, j, labels[j], other[j])
+            if len(task.pairs):
                 for p in range(kind.begin[j], kind.begin[j + 1]):
-                    if labels[kind.other[p]]:
-                        total += transition[0, p]
+                    k = kind.other[p]
+                    both, other_both = labels[j] * labels[k], other[j] * other[k]
+                    if both or other_both:
+                        total += amount(task, task.pairs, 0, p, both, other_both)
     return total
 
 
@@ -66,22 +68,6 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
         told += term if examples.y[start + k] else -term
         size += abs(term)
     return told, size
-
-
-@block.add_labeling.of(LabelSets)
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    start = examples.start[i]
-    for j in range(examples.start[i + 1] - start):
-        new, old = labels[j], examples.y[start + j]
-        if new != old:
-            delta[0, j] += mass if new else -mass
-        if len(pairs) and (new or old):
-            for p in range(kind.begin[j], kind.begin[j + 1]):
-                k = kind.other[p]
-                change = new * labels[k] - old * examples.y[start + k]
-                if change:
-                    pairs[0, p] += mass * change
 
 
 @block.decode.of(LabelSets)

@@ -17,8 +17,8 @@ from torchssvm.compiler.vectors import set_rows
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter
-from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
+from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
+from torchssvm.kinds.block import loss_of, size_of, state, uniform_mean_loss
 from torchssvm.kinds.links import LinkAdapter, Links, with_links
 from torchssvm.structures.tree.oracle import decode as decode_trees
 
@@ -44,50 +44,24 @@ def make_room(longest: int, states: int, dtype: np.dtype) -> Room:
     return Room(np.zeros(2 * longest * states, dtype), np.zeros(3 * longest + 2, np.int64), np.zeros(1, dtype), _ALL)
 
 
-@block.pair_rows_of.of(Trees)
-@njit
-def pair_rows_of(kind, examples, i):
-    return kind.states if kind.shared else kind.states * size_of(examples, i)
-
-
 @njit
 def row_of(kind, v, labels):
     """The row of the pairs that node v and its parent make."""
     return labels[kind.parent[v]] + (0 if kind.shared else v * kind.states)
 
 
-@block.score.of(Trees)
+@block.list_parts.of(Trees)
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
+def list_parts(kind, examples, i, labels, other, task):
     total = 0.0
-    for v in range(length):
-        total += emission[v, labels[v]]
+    for v in range(size_of(examples, i)):
+        total += state(task, task.rows, v, labels[v], v, other[v])
         if kind.parent[v] >= 0:
-            total += transition[row_of(kind, v, labels), labels[v]]
+            total += state(task, task.pairs, row_of(kind, v, labels), labels[v], row_of(kind, v, other), other[v])
     return total
 
 
 block.mean_loss.of(Trees)(uniform_mean_loss)
-
-
-@block.mark_rows.of(Trees)
-@njit
-def mark_rows(kind, examples, i, labels, used):
-    for v in range(size_of(examples, i)):
-        if kind.parent[v] >= 0:
-            used[row_of(kind, v, labels)] = True
-
-
-@block.add_labeling.of(Trees)
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    target = examples.y[examples.start[i] :]
-    add_states(examples, i, length, labels, mass, delta)
-    for v in range(length):
-        new, old = labels[v], target[v]
-        if kind.parent[v] >= 0 and (new != old or labels[kind.parent[v]] != target[kind.parent[v]]):
-            pairs[row_of(kind, v, labels), new] += mass
-            pairs[row_of(kind, v, target), old] -= mass
 
 
 @njit
@@ -152,6 +126,11 @@ class TreeAdapter(HeadAdapter):
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         states, matrices = self.num_states, torch.ones_like(lengths) if self._shared else lengths
         return {"node": (lengths, (states,)), "edge": (matrices, (states, states))}
+
+    @override
+    def complete(self, examples: Examples, own: dict[str, Ragged]) -> Examples:
+        rows = self.num_states * (1 if self._shared else np.diff(examples.start))
+        return super().complete(examples, own)._replace(pair_rows=np.broadcast_to(rows, examples.length.shape).copy())
 
     @override
     def kind(self, *_: Any) -> Trees:
