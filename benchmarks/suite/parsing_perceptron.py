@@ -30,9 +30,10 @@ def epoch(order, examples, arcs, model, summed, work, labels, moment):
     """Visit sentences; ``summed`` gets every update times its moment. Returns the number of wrong heads."""
     wrong, emission, room = 0, work.emission, work.room
     for i in order:
-        length = arc_potentials(arcs, examples, model, i, work)
+        length = examples.length[i]
+        arc_potentials(arcs, examples, model, i, work)
         best_projective(emission, length, arcs.single_root, room.charts, room.places, labels)
-        start, known = examples.start[i], arcs.known_start[i]
+        start, distinct = examples.start[i], examples.distinct_start[i]
         for t in range(length):
             new, old = labels[t], examples.y[start + t]
             if new == old:
@@ -41,7 +42,7 @@ def epoch(order, examples, arcs, model, summed, work, labels, moment):
             line = examples.line[i] + t * (length + 1)
             for head, amount in ((old, 1.0), (new, -1.0)):
                 for p in range(examples.row[line + head], examples.row[line + head + 1]):
-                    column = arcs.known[known + examples.column[p]]
+                    column = examples.distinct[distinct + examples.column[p]]
                     model.emission[column, 0] += amount
                     summed[column] += moment * amount
         moment += 1.0

@@ -37,6 +37,10 @@ class Examples(NamedTuple):
         line: ``[n + 1]`` int64, where each example's rows of features begin.
         length: ``[n]`` int64, each example's rows of emissions: as many, unless an adapter's ``complete`` says more.
         pair_rows: ``[n]`` int64, each example's rows of pairs.
+        distinct: ``[*]`` int32, the distinct features of each example, if ``column`` numbers features within the
+            example; else empty.
+        distinct_start: ``[n + 1]`` int64, where each example's distinct features begin.
+        pair_scale: The largest sum of the absolute features of a row of pairs; 1 where pairs are weights.
         inner: ``[sum R (R + 1) / 2]`` inner products of each example's rows, with the bias as a feature: row t with
             rows 0 to t, for all t. Examples of more than ``stored`` rows have none, see :mod:`.long`.
         inner_start: ``[n]`` int64, where each example's inner products begin.
@@ -62,6 +66,9 @@ class Examples(NamedTuple):
     inner: Any
     inner_start: Any
     stored: int
+    distinct: Any
+    distinct_start: Any
+    pair_scale: float = 1.0
     kind: Any = None
     reach: Any = None
     form: Any = None
@@ -321,10 +328,6 @@ class HeadAdapter:
     def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
         """Number of lists of features of examples of these numbers of labels: one for each."""
         return sizes
-
-    def columns(self, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-        """Columns of the listed features of all examples, and where each example's begin, ``[n + 1]``."""
-        return examples.column, examples.row[examples.line]
 
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Compute inner products of the features of all examples, and the kind.

@@ -209,7 +209,8 @@ class LinkAdapter(HeadAdapter):
     @override
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         rows = (self.num_states * own["ends"][0].diff()).numpy()
-        return super().complete(examples, own)._replace(pair_rows=rows)
+        scale = float(np.abs(own["z"][1].numpy()).sum(1).max(initial=0.0))
+        return super().complete(examples, own)._replace(pair_rows=rows, pair_scale=scale)
 
     @override
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:

@@ -43,37 +43,34 @@ class HingeRounding:
     """Estimates how far float32 moves a hinge, from a sample of tokens: the largest, and some others."""
 
     def __init__(self, examples: Examples) -> None:
-        kind, lengths, weight = examples.kind, np.diff(examples.start), examples.weight
-        links = getattr(kind, "links", None)  # edges with features
-        self._edges = 1.0 if links is None else float(np.abs(links.z).sum(1).max(initial=0.0))
+        lengths, weight = np.diff(examples.start), examples.weight
+        self._pair_scale = examples.pair_scale
         # A labeling differs from the target's at some tokens; of long sequences, more and more of them are doubtful.
         self._differing = float((weight * (np.sqrt(2.0 * lengths) + 0.05 * lengths)).mean())
-        many = len(examples.x) if examples.dense else len(examples.row) - 1
         sizes = squares_of_rows(examples)
-        largest = np.argpartition(sizes, max(many - _SAMPLE // 2, 0))[-(_SAMPLE // 2) :]
-        rows = np.unique(np.append(largest, np.linspace(0, many - 1, _SAMPLE // 2).astype(np.int64)))
+        largest = np.argpartition(sizes, max(len(sizes) - _SAMPLE // 2, 0))[-(_SAMPLE // 2) :]
+        rows = np.unique(np.append(largest, np.linspace(0, len(sizes) - 1, _SAMPLE // 2).astype(np.int64)))
         if examples.dense:
-            token, self._column = np.nonzero(examples.x[rows])
-            self._value = np.abs(examples.x[rows][token, self._column], dtype=np.float64)
+            token, column = np.nonzero(examples.x[rows])
+            value = examples.x[rows][token, column]
         else:
             places = np.concatenate([np.arange(examples.row[row], examples.row[row + 1]) for row in rows])
-            token = np.repeat(np.arange(len(rows)), np.diff(examples.row)[rows])
-            self._column = examples.column[places].astype(np.int64)
-            self._value = np.abs(examples.value[places]) if len(examples.value) else np.ones(len(places))
-            if hasattr(kind, "known_start"):  # columns are numbered within each example
+            token, column = np.repeat(np.arange(len(rows)), np.diff(examples.row)[rows]), examples.column[places]
+            value = examples.value[places] if len(examples.value) else np.ones(len(places))
+            if len(examples.distinct):
                 example = np.searchsorted(examples.line, rows[token], side="right") - 1
-                self._column = kind.known[kind.known_start[example] + self._column]
-        self._first = np.flatnonzero(np.diff(token, prepend=-1))  # of each token with features
-        self._tokens = len(rows)
+                column = examples.distinct[examples.distinct_start[example] + column]
+        self._column, place = np.unique(column, return_inverse=True)
+        self._values = np.zeros((len(rows), len(self._column)))  # absolute features of the sample
+        np.add.at(self._values, (token, place), np.abs(value))
 
     def __call__(self, model: Model) -> float:
         """The typical rounding of a hinge at these float32 weights."""
-        terms = np.add.reduceat(self._value[:, None] * np.abs(model.emission[self._column]), self._first)
-        others = (self._edges * model.transition, model.bias, model.first, model.last)
+        terms = self._values @ np.abs(model.emission[self._column])
+        others = (self._pair_scale * model.transition, model.bias, model.first, model.last)
         largest = sum(float(np.abs(array).max(initial=0.0)) for array in others)
         share = _SHARE * float(np.finfo(np.float32).eps) / 2
-        mean = np.square(terms).sum() / (self._tokens * terms.shape[1])
-        return share * self._differing * (float(np.sqrt(mean)) + largest)
+        return share * self._differing * (float(np.sqrt(np.square(terms).mean())) + largest)
 
 
 def widen(arrays: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,7 +113,8 @@ def pack(
     labelled = y, cost, cost.to(dtype), weight, start
     in_rows = line_start, lines, torch.full_like(lines, adapter.pair_rows), inner, inner_start[:-1]
     arrays: Any = (tensor.numpy() for tensor in (x, value, column, row, *labelled, *in_rows))
-    examples = with_types(Examples(dense, *arrays, stored=STORED if adapter.products else 0))
+    none = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    examples = with_types(Examples(dense, *arrays, STORED if adapter.products else 0, *none))
     ragged = {name: (starts.diff(), values) for name, (starts, values) in extra.items()}
     all_x = x if dense else Lists(counts, column, value)
     whole = Piece(torch.arange(n), sizes, lengths, all_x, y, cost, targets, weight, ragged, inner)

@@ -390,14 +390,22 @@ class CompiledBCFW(DualTrainer, Stateful):
         """The features of some examples, ascending, int64; None where features are no lists."""
         if self.examples.dense:
             return None
-        columns, start = self._adapter.columns(self.examples)
+        columns, start = self._columns
         some = [columns[begin:end] for begin, end in zip(start[index], start[index + 1], strict=True)]
         return np.unique(np.concatenate([columns[:0], *some])).astype(np.int64)
 
     @property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """The features of all examples, and where each example's begin, ``[n + 1]``."""
+        examples = self.examples
+        if len(examples.distinct):
+            return examples.distinct, examples.distinct_start
+        return examples.column, examples.row[examples.line]
+
+    @property
     def num_features(self) -> int:
         """How many numbers or columns the features of all examples have together."""
-        return self.examples.x.size if self.examples.dense else self._adapter.columns(self.examples)[0].size
+        return self.examples.x.size if self.examples.dense else self._columns[0].size
 
     @property
     def emission(self) -> Tensor:
