@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
-from torchssvm.kinds.adapter import Examples
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_potentials
 from torchssvm.structures.arborescence.oracle import best_projective
 
@@ -61,7 +61,7 @@ class Perceptron:
     def __init__(self, adapter: ArcsAdapter, examples: Examples, seed: int) -> None:
         size, longest = len(adapter.head.weight), adapter.longest
         self.examples = examples
-        self.model = adapter.model()._replace(emission=np.zeros((size, 1), np.float32))
+        self.model = adapter.weights.model()._replace(emission=np.zeros((size, 1), np.float32))
         self.summed = np.zeros(size)
         work = Work(np.zeros((longest, longest + 1), np.float32), adapter.room_of(examples)())
         self.scratch: tuple[Any, ...] = work, np.zeros(longest, int)

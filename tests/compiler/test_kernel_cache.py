@@ -24,7 +24,7 @@ from torchssvm.compiler import kernel_cache, kernel_sources
 from torchssvm.compiler.jit import ByKind, Kernel, njit, njit_fastmath
 from torchssvm.compiler.kernel_sources import digest_of
 from torchssvm.compiler.vectors import dot, exact_dot
-from torchssvm.kinds.adapter import Listed
+from torchssvm.kinds.examples import Listed
 from torchssvm.structures.chain.kind import Sequences
 
 pytestmark = pytest.mark.slow

@@ -25,7 +25,7 @@ from torchssvm.compiler.vectors import (
     set_row,
     set_rows,
 )
-from torchssvm.kinds.adapter import Dense, Listed
+from torchssvm.kinds.examples import Dense, Listed
 from torchssvm.kinds.long import add_long_to_weights, long_square, respond_to_long_parts
 
 

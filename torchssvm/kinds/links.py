@@ -21,7 +21,7 @@ from torchssvm.compiler.vectors import add_rows, exact_dot, exact_dots, set_row
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, reject_rows
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, Weights, check_sizes
+from torchssvm.kinds.adapter import Extra, HeadAdapter, Reading, Shapes, check_sizes
 from torchssvm.kinds.block import (
     add_rows_to_weights,
     list_states,
@@ -31,6 +31,8 @@ from torchssvm.kinds.block import (
     state,
     uniform_mean_loss,
 )
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.weights import HeadWeights, Tensors
 
 
 class Links(NamedTuple):
@@ -159,14 +161,25 @@ def with_links(kind: type) -> type:
     return kind
 
 
-class LinkAdapter(HeadAdapter):
-    """A head with weights ``node`` ``[K, F]`` and ``edge`` ``[G, K, K]``, and perhaps a bias of the nodes."""
+class LinkWeights(HeadWeights):
+    """Weights ``node`` ``[K, F]`` and ``edge`` ``[G, K, K]``, and perhaps a bias of the nodes."""
 
-    matrix, table = "node", "edge"
+    def __init__(self, head: Any) -> None:
+        super().__init__(head, "node", "edge")
+
+    @override
+    def tensors(self) -> Tensors:
+        emission, _, *biases = super().tensors()
+        return emission, self.head.edge.flatten(1), *biases  # a row of pairs for each feature of edges
+
+
+class LinkAdapter(HeadAdapter):
+    """A head with :class:`LinkWeights`."""
+
     emission, pairs, ragged_labels, carries, notes = "node", "edge", True, True, True
 
     def __init__(self, head: Any, symmetric: bool, limits: Sequence[int] = ()) -> None:
-        super().__init__(head, limits)
+        super().__init__(head, LinkWeights(head), limits)
         self._symmetric = symmetric
         self.ragged, self._nodes, self._edges = False, 0, 0
 
@@ -189,8 +202,8 @@ class LinkAdapter(HeadAdapter):
     def labeling(self, labels: Tensor, pairs: Tensor) -> Labeling:
         """The named tuple of a labeling."""
 
-    def own(self, x: Any, target: Labeling, potentials: Potentials) -> dict[str, Ragged]:
-        """The edges.
+    def read(self, x: Any, target: Labeling, potentials: Potentials) -> Reading:
+        """Nodes and edges.
 
         Raises:
             ValueError: Only some batches have lengths, or none has and sizes differ; or features are not finite.
@@ -204,26 +217,27 @@ class LinkAdapter(HeadAdapter):
         real = torch.arange(ends.shape[1]) < counts.unsqueeze(1)
         z = z.detach().to(self.head.edge.dtype)
         reject_rows((~torch.isfinite(z).all(2) & real).any(1), "x has features of edges that are not finite in {rows}")
-        return {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
+        extra = {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
+        return super().read(x, target, potentials)._replace(extra=extra)
 
     @override
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        rows = (self.num_states * own["ends"][0].diff()).numpy()
-        scale = float(np.abs(own["z"][1].numpy()).sum(1).max(initial=0.0))
-        return super().complete(examples, own)._replace(pair_rows=rows, pair_scale=scale)
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
+        rows = (self.num_states * extra["ends"][0].diff()).numpy()
+        scale = float(np.abs(extra["z"][1].numpy()).sum(1).max(initial=0.0))
+        return super().complete(examples, extra)._replace(pair_rows=rows, pair_scale=scale)
 
     @override
-    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        start, ends = own["ends"]
+    def kind(self, examples: Examples, extra: Extra) -> Any:
+        start, ends = extra["ends"]
         counts = start.diff()
         place = torch.arange(int(counts.max()) if len(counts) else 0)
         inside = place < counts.unsqueeze(1)
         self._ends = torch.full((*inside.shape, 2), -1)  # [n, E, 2]
         self._ends[inside] = ends
-        arrays: Any = (tensor.contiguous().numpy() for tensor in (start, ends, own["z"][1], own["turned"][1]))
+        arrays: Any = (tensor.contiguous().numpy() for tensor in (start, ends, extra["z"][1], extra["turned"][1]))
         return self.linked(Links(*arrays, self._symmetric, self.num_states), examples)  # type: ignore[call-arg]
 
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         """Rows of nodes, if they are padded, and matrices of edges."""
         one, states = torch.ones_like(lengths), self.num_states
         nodes = (lengths, (states,)) if self.ragged else (one, (self._nodes, states))
@@ -237,11 +251,6 @@ class LinkAdapter(HeadAdapter):
     @abstractmethod
     def decoder_room(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the decoder."""
-
-    def weights(self) -> Weights:
-        """A row of pairs for each feature of edges."""
-        emission, _, *biases = super().weights()
-        return emission, self.head.edge.flatten(1), *biases
 
     def longest_labeling(self, longest: int) -> Labeling:
         """Labels ``[1, longest]``, and their pairs."""

@@ -18,7 +18,6 @@ from torchssvm.compiler.vectors import exact_dots, exact_sums
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import Examples, Model, Scratch, squares_of_rows, with_types
 from torchssvm.kinds.block import (
     add_to_weights,
     decode,
@@ -29,6 +28,8 @@ from torchssvm.kinds.block import (
     score,
     size_of,
 )
+from torchssvm.kinds.examples import Examples, Scratch, squares_of_rows, with_types
+from torchssvm.kinds.weights import Model
 from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
 from torchssvm.solvers.compiled.memory import BlockArrays, BlockMemory, Options, Scalars
@@ -164,9 +165,8 @@ class ExactPasses:
 
         scale = 1.0 / (dual.lam * dual.num_examples)
         sums: dict[str, Any] = {name: getattr(totals, name).sum(0) for name in _ARRAYS}
-        weights = [
-            torch.from_numpy(array).contiguous() * scale for array in memory.adapter.trained(totals._replace(**sums))
-        ]
+        arrays = memory.adapter.weights.trained(totals._replace(**sums))
+        weights = [torch.from_numpy(array).contiguous() * scale for array in arrays]
         return ExactPass(
             hinges=float(hinges.sum()),
             exact=not bounds[1].any(),

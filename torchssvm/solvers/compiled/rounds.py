@@ -18,8 +18,8 @@ from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.distributed.exchange import Exchange, Figures
-from torchssvm.kinds.adapter import Examples
 from torchssvm.kinds.block import size_of
+from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.bcfw import record
 from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
 from torchssvm.solvers.compiled.memory import BlockArrays

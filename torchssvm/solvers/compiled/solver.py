@@ -22,7 +22,8 @@ from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import Examples, HeadAdapter, NotCompiledError, find_adapter, make_scratch
+from torchssvm.kinds.adapter import HeadAdapter, NotCompiledError, find_adapter
+from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
@@ -135,13 +136,14 @@ class CompiledBCFW(DualTrainer, Stateful):
         dual.ranks.run_on_all(lambda: self._read(batches, held))
         dual.ranks.check_same(round_visits=size)
         rows, pairs = int(self.examples.length.max()), int(self.examples.pair_rows.max())
-        sizes = rows, adapter.row_width, adapter.width, pairs, adapter.pair_width
+        states, weights = adapter.num_states, adapter.weights
+        sizes = rows, states, max(weights.width, states), pairs, weights.pair_width
         self._make_scratch = partial(
             make_scratch,
             *sizes,
             self._memory.capacity + 2,
             self.examples.added.dtype,
-            long_features(self.examples) if adapter.sums_features else 0,
+            long_features(self.examples),
             self._memory.longest,
             adapter.room_of(self.examples),
         )
@@ -346,7 +348,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             with undisturbed():
                 self._validate()
                 blocks = memory.blocks()
-            made = self._exact(self._adapter.model(), blocks, dual, options, memory)
+            made = self._exact(self._adapter.weights.model(), blocks, dual, options, memory)
             return made._replace(remember=partial(self._remember, made.remember))
 
         return conclude(dual, make_pass, refresh=refresh)
@@ -410,7 +412,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     @property
     def emission(self) -> Tensor:
         """The emissions of the head, ``[F, K]``."""
-        return self._adapter.weights()[0]
+        return self._adapter.weights.emission
 
     @property
     def _contents(self) -> Any:
@@ -425,7 +427,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             self._validate_blocks()
 
     def _validate_blocks(self) -> None:
-        validate_blocks(self._adapter, self.dual, self._lengths, self._targets)
+        sizes = torch.from_numpy(self.examples.start).diff()
+        validate_blocks(self._adapter, self.dual, self._lengths, sizes, self._targets)
         self._seen = (self._contents, self.dual.version)
 
     def begin(self) -> None:
@@ -468,7 +471,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         dual, memory = self.dual, self._memory
         leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
         tree, counters = np.empty(2 * leaves), np.array([0, 0, memory.clock, 0])
-        model, blocks = self._adapter.model(), memory.blocks()
+        model, blocks = self._adapter.weights.model(), memory.blocks()
         options = self._options(len(points) > 0)._replace(relaxation=relaxation, power=power, most=most)
         if self._whole:
             options = options._replace(gap=self.draws.gap if drawn else math.inf)
@@ -487,7 +490,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 counters,
             )
         finally:  # an interrupt is raised after the compiled code has returned
-            self._adapter.take_back(model)
+            self._adapter.weights.take_back(model)
             calls, hits, memory.clock, made = (int(number) for number in counters)
             dual.oracle_calls += calls
             dual.cache_hits += hits

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.compiler.jit import njit, njit_fastmath
-from torchssvm.kinds.adapter import Examples
+from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.gdmm.problem import squares_of
 from torchssvm.solvers.gdmm.ragged import Ragged, drop, empty, insert, offsets, repacked, single
 from torchssvm.solvers.gdmm.walks import add_to_pair, best_pair, pair_value, room_for_pairs

@@ -18,11 +18,12 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import njit, njit_fastmath
 from torchssvm.compiler.vectors import dot, exact_dot
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists, SparseFeatures
-from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
+from torchssvm.kinds.adapter import Extra, Reading, VectorAdapter
 from torchssvm.kinds.block import list_states, loss_of, uniform_mean_loss
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.arborescence.oracle import best_nonprojective, best_projective
 
 
@@ -227,7 +228,6 @@ class ArcsAdapter(VectorAdapter):
     """
 
     emission, ragged_labels, notes, longest = "arcs", True, True, 0
-    sums_features = False
 
     def __init__(self, head: Any, projective: bool) -> None:
         super().__init__(head)
@@ -239,27 +239,22 @@ class ArcsAdapter(VectorAdapter):
         return self.longest + 1
 
     @override
-    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        self.longest = max(self.longest, int((target >= 0).sum(1).max()))
-        return super().targets(target)
-
-    @override
-    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        return sizes * (sizes + 1)
-
-    @override
-    def features(self, x: Any, target: Labeling) -> Lists:
+    def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
         inside = target >= 0
+        sizes = inside.sum(1)
+        self.longest = max(self.longest, int(sizes.max()))
         arcs = inside.unsqueeze(2) & torch.nn.functional.pad(inside, (1, 0), value=True).unsqueeze(1)
         columns = columns[arcs]
         real = columns >= 0
         dtype = self.head.weight.dtype
         real_values = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
-        return Lists(real.sum(1), columns[real].to(torch.int32), real_values)
+        lists = Lists(real.sum(1), columns[real].to(torch.int32), real_values)
+        cost = self.structure.costs(target)[inside]  # type: ignore[attr-defined]
+        return Reading(target[inside], cost, sizes, lists, sizes * (sizes + 1))
 
     @override
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
         start, distinct = np.zeros(len(examples.line), np.int64), np.zeros(0, np.int32)
         for _ in range(2):  # first they are counted
             stamp, place = np.full(len(self.head.weight), -1, np.int32), np.empty(len(self.head.weight), np.int32)

@@ -15,13 +15,11 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import exact_dots, set_row, set_rows
-from torchssvm.core.batch import tree_tensors
-from torchssvm.core.sparse_features import Lists, lists_within
-from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter
 from torchssvm.kinds.block import Add, respond_marked, size_of, state, triangle
 from torchssvm.kinds.long import add_net_pairs, mark, respond_long
+from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.maxplus import backtrack, send_forward, send_forward_far
 
 _FAR = 256  # tokens of a sequence whose scores are summed without rounding that grows with the length
@@ -191,10 +189,14 @@ class SequenceAdapter(HeadAdapter):
 
 
 class ChainAdapter(SequenceAdapter):
-    """:class:`LinearChain` with shared transitions."""
+    """:class:`LinearChain` with shared transitions, and :class:`SparseLinearChain`."""
 
-    matrix, table, biases = "emission", "transition", ("bias", "start_transitions", "end_transitions")
     emission, pairs = "emission", "transition"
+
+    def __init__(self, head: Any) -> None:
+        super().__init__(
+            head, HeadWeights(head, "emission", "transition", ("bias", "start_transitions", "end_transitions"))
+        )
 
     @override
     def allowed(self) -> Tensor:
@@ -202,12 +204,3 @@ class ChainAdapter(SequenceAdapter):
         if transitions is None:
             return super().allowed()
         return torch.cat([transitions.pairs, transitions.first[None], transitions.last[None]])
-
-
-class SparseChainAdapter(ChainAdapter):
-    """:class:`SparseLinearChain`."""
-
-    @override
-    def features(self, x: Any, target: Labeling) -> Lists:
-        inside = tree_tensors(target)[0] >= 0
-        return lists_within(x, inside, self.head.in_features, self.head.emission.dtype)

@@ -19,8 +19,9 @@ from torchssvm.compiler.jit import ByKind, njit
 from torchssvm.compiler.vectors import sort_falling
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
+from torchssvm.kinds.adapter import Extra, HeadAdapter, Reading, Shapes
 from torchssvm.kinds.block import amount, loss_of, size_of
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.decisions import kind as kinds
 from torchssvm.structures.decisions.combinatorial import (
     Assignment,
@@ -201,39 +202,34 @@ class DecisionAdapter(HeadAdapter):
         return x if isinstance(x, Tensor) else x.x
 
     @override
-    def targets(self, target: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, x: Any, target: Any, potentials: Potentials) -> Reading:
         y = target.y.to(torch.int64)
         if bool(((target.y != 0) & (target.y != 1)).any()):
             raise ValueError("target.y has numbers other than 0 and 1: make targets by Decisions(oracle).target(costs)")
-        delta: Any = self.structure.loss_potentials(target)[0]
-        return y.flatten(), delta.flatten(), torch.full((len(y),), y.shape[1])
-
-    @override
-    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        return sizes if self.head.shared else torch.ones_like(sizes)
-
-    @override
-    def features(self, x: Any, target: Any) -> Tensor:
-        features = self.inputs(x)
-        return features.flatten(0, 1) if self.head.shared else features
-
-    @override
-    def own(self, x: Any, target: Any, potentials: Potentials) -> dict[str, Ragged]:
         structure: Any = self.structure
-        given, batch, oracle = potentials.given, len(target.y), structure.oracle  # type: ignore[attr-defined]
+        given, oracle = potentials.given, structure.oracle  # type: ignore[attr-defined]
         structure.regret(structure.target(target.cost, given), target)
         self.known |= target.fixed is not None
+        batch, size = y.shape
         if given is None:
             most = getattr(oracle, "k", getattr(oracle, "capacity", 0))
             numbers = np.full(batch, most)
         else:
             numbers = whole_numbers(given.cpu().numpy(), batch, "the size")
-        return {"given": (torch.ones(batch, dtype=torch.int64), torch.from_numpy(numbers))}
+        one, features = torch.ones(batch, dtype=torch.int64), self.inputs(x)
+        return Reading(
+            y.flatten(),
+            structure.loss_potentials(target)[0].flatten(),
+            size * one,
+            features.flatten(0, 1) if self.head.shared else features,
+            rows=size * one if self.head.shared else one,
+            extra={"given": (one, torch.from_numpy(numbers))},
+        )
 
     @override
-    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
+    def kind(self, examples: Examples, extra: Extra) -> Any:
         oracle: Any = self.structure.oracle  # type: ignore[attr-defined]
-        given = own["given"][1].numpy()
+        given = extra["given"][1].numpy()
         common = self.head.shared, self.known, 2.0 if oracle.maximize else -2.0
         if isinstance(oracle, ShortestPath):
             tails, heads = np.ascontiguousarray(oracle.arcs.T)
@@ -251,7 +247,7 @@ class DecisionAdapter(HeadAdapter):
         return partial(kinds.make_room, self.structure.oracle, examples.kind)  # type: ignore[attr-defined]
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         return {self.emission: (torch.ones_like(lengths), (self.head.structure.num_costs,))}
 
     @override

@@ -20,8 +20,9 @@ from torchssvm.compiler.vectors import dot, exact_dot, set_row
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.structure import fit
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
+from torchssvm.kinds.adapter import Extra, Reading, Shapes, VectorAdapter
 from torchssvm.kinds.block import amount, loss_of, size_of
+from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.long import add_token, product, take_square
 from torchssvm.structures.matching.oracle import make_room, match
 
@@ -210,28 +211,23 @@ class MatchingAdapter(VectorAdapter):
         return x if isinstance(x, Tensor) else x.features
 
     @override
-    def targets(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        real = target >= 0
-        delta: Any = self.structure.loss_potentials(target)[0]
-        return target[real], delta.abs()[real], real.sum((1, 2))
-
-    @override
-    def features(self, x: Any, target: Tensor) -> Tensor:
-        return self.inputs(x)[target >= 0]
-
-    @override
-    def lengths(self, sizes: Tensor, potentials: Potentials) -> Tensor:
-        return torch.full_like(sizes, potentials.single.shape[1]) if potentials.lengths is None else potentials.lengths
-
-    @override
-    def own(self, x: Any, target: Tensor, potentials: Potentials) -> dict[str, Ragged]:
+    def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         self.note(potentials, tuple(potentials.single.shape[1:]))
-        sides = [(target >= 0).any(axis).sum(1) for axis in (2, 1)]
-        return {"sides": (torch.ones_like(sides[0]), torch.stack(sides, 1))}
+        real, delta = target >= 0, self.structure.loss_potentials(target)[0]
+        sides = [real.any(axis).sum(1) for axis in (2, 1)]
+        lengths, one = potentials.lengths, torch.ones_like(sides[0])
+        return Reading(
+            target[real],
+            delta.abs()[real],  # type: ignore[union-attr]
+            real.sum((1, 2)),
+            self.inputs(x)[real],
+            lengths=one * potentials.single.shape[1] if lengths is None else lengths,
+            extra={"sides": (one, torch.stack(sides, 1))},
+        )
 
     @override
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        heights, widths = (side.contiguous().numpy() for side in own["sides"][1].unbind(1))
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
+        heights, widths = (side.contiguous().numpy() for side in extra["sides"][1].unbind(1))
         start = np.append(0, (heights * self.num_states).cumsum())
         y, cost = np.full(start[-1], -1), np.zeros(start[-1])
         spread(examples.line, widths, start, self.num_states, examples.y, examples.cost, y, cost)
@@ -243,14 +239,10 @@ class MatchingAdapter(VectorAdapter):
         return partial(make_edge_room, int(examples.length.max()), self.num_states)
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         if self.ragged:
             return {self.emission: (lengths, (self.num_states,))}
         return {self.emission: (torch.ones_like(lengths), self.sizes)}
-
-    @override
-    def label_counts(self, lengths: Tensor) -> Tensor:
-        return lengths * self.num_states
 
     @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:

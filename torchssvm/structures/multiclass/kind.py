@@ -18,11 +18,11 @@ from typing_extensions import override
 from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
 from torchssvm.compiler.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.core.batch import Batch
-from torchssvm.core.potentials import SINGLE
-from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, one_token
-from torchssvm.core.structure import Labeling
+from torchssvm.core.potentials import SINGLE, Potentials
+from torchssvm.core.sparse_features import SparseFeatures, one_token
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Dense, Examples, Listed, squares_of_rows
+from torchssvm.kinds.adapter import Extra, Reading
+from torchssvm.kinds.examples import Dense, Examples, Listed, squares_of_rows
 from torchssvm.structures.chain import kind as sequences
 from torchssvm.structures.chain.kind import SequenceAdapter
 
@@ -171,20 +171,15 @@ class MulticlassAdapter(SequenceAdapter):
         return cost
 
     @override
-    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        return target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
-
-    @override
-    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        if not isinstance(x, SparseFeatures):
-            return x
-        return lists_of_rows(x, self.head.in_features, self.head.weight.dtype)
+    def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
+        ones = torch.ones_like(target)
+        return Reading(target, ones.double(), ones, self.read_rows(x))
 
     @override
     def apply(self, batch: Batch) -> Any:
         if not isinstance(batch.x, SparseFeatures):
             return super().apply(batch)
-        return self.head.weight.detach().new_zeros(len(one_token(batch.x).columns), self.num_states)
+        return self.weights.emission.detach().new_zeros(len(one_token(batch.x).columns), self.num_states)
 
     @override
     def as_sequences(self, labelings: Tensor) -> Tensor:
@@ -207,6 +202,6 @@ class WholeClasses(MulticlassAdapter):
         return Classes(self.cost_matrix().numpy(), self.allowed().numpy())
 
     @override
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        examples.inner[:] = squares_of_rows(examples, np.float64) + self.has_bias
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
+        examples.inner[:] = squares_of_rows(examples, np.float64) + self.weights.has_bias
         return examples._replace(kind=self.kind())

@@ -13,11 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.sparse_features import Lists, lists_of_rows
-from torchssvm.core.structure import Labeling
+from torchssvm.core.potentials import Potentials
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
+from torchssvm.kinds.adapter import HeadAdapter, Reading, Shapes
 from torchssvm.kinds.block import amount, loss_of, size_of
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.multilabel.message_passing import workspace
 from torchssvm.structures.multilabel.oracle import by_first, decode_row, row_sums
 
@@ -152,11 +153,10 @@ def examine_block(kind, examples, i, length, psi, scratch):
 class LabelSetAdapter(HeadAdapter):
     """:class:`LinearMultilabel` and :class:`SparseLinearMultilabel`; limits of messages, and of branch and bound."""
 
-    matrix, table = "unary", "pairwise"
     emission, ragged = "unary", False
 
     def __init__(self, head: Any, max_rounds: int, effort: int) -> None:
-        super().__init__(head, (max_rounds, effort))
+        super().__init__(head, HeadWeights(head, "unary", "pairwise"), (max_rounds, effort))
         self.pairs = None if head.pairwise is None else "pairwise"
 
     @property
@@ -165,24 +165,15 @@ class LabelSetAdapter(HeadAdapter):
         return int(self.pairs is not None)
 
     @override
-    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         costs = self.structure.costs.cpu().expand(len(target), -1)  # type: ignore[attr-defined]
-        return target.flatten(), costs.flatten(), torch.full((len(target),), self.num_states)
+        sizes = torch.full((len(target),), self.num_states)
+        return Reading(target.flatten(), costs.flatten(), sizes, self.read_rows(x), torch.ones_like(sizes))
 
     @override
-    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        return torch.ones_like(sizes)
-
-    @override
-    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        if isinstance(x, Tensor):
-            return x
-        return lists_of_rows(x, self.head.in_features, self.head.unary.dtype)
-
-    @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         one = torch.ones_like(lengths)
-        pairs = {} if self.pairs is None else {self.pairs: (one, (self.pair_width,))}
+        pairs = {} if self.pairs is None else {self.pairs: (one, (self.weights.pair_width,))}
         return {self.emission: (one, (self.num_states,)), **pairs}
 
     @override

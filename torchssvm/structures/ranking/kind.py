@@ -19,8 +19,9 @@ from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import sort_falling
 from torchssvm.core.potentials import Potentials
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
+from torchssvm.kinds.adapter import Extra, Reading, Shapes, VectorAdapter
 from torchssvm.kinds.block import Add, Score, amount
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.ranking.measure import ByPlace, PairSwaps
 
 _ROUNDING = 1e-12
@@ -192,44 +193,30 @@ class RankingAdapter(VectorAdapter):
         self.roles = 2 if isinstance(self.measure, PairSwaps) else 1
 
     @override
-    def targets(self, target: Any) -> tuple[Tensor, Tensor, Tensor]:
-        sizes = self.roles * (target.grades >= 0).sum(1)
-        total = int(sizes.sum())
-        return torch.full((total,), -1), torch.zeros(total, dtype=torch.float64), sizes
-
-    @override
-    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        return sizes // self.roles
-
-    @override
-    def lengths(self, sizes: Tensor, potentials: Potentials) -> Tensor:
-        return sizes // self.roles
-
-    @override
-    def label_counts(self, lengths: Tensor) -> Tensor:
-        return lengths * self.roles
-
-    @override
-    def features(self, x: Any, target: Any) -> Tensor:
-        return x[target.grades >= 0]
-
-    @override
-    def own(self, x: Any, target: Any, potentials: Potentials) -> dict[str, Ragged]:
+    def read(self, x: Any, target: Any, potentials: Potentials) -> Reading:
         self.note(potentials, (potentials.single.shape[1],))
         grades, measure = target.grades, self.measure
         real = grades >= 0
-        sizes = real.sum(1)
+        documents = real.sum(1)
         if isinstance(measure, ByPlace):
-            return {
-                "ideal": (sizes, measure.ideal(grades)[real]),
-                "gain": (sizes, measure.relative_gain(grades)[real]),
+            extra = {
+                "ideal": (documents, measure.ideal(grades)[real]),
+                "gain": (documents, measure.relative_gain(grades)[real]),
             }
-        ranks = [row[documents].unique(return_inverse=True)[1] for row, documents in zip(grades, real, strict=True)]
-        return {"level": (sizes, torch.cat(ranks)), "share": (torch.ones_like(sizes), measure.share(grades))}
+        else:
+            ranks = [row[inside].unique(return_inverse=True)[1] for row, inside in zip(grades, real, strict=True)]
+            extra = {
+                "level": (documents, torch.cat(ranks)),
+                "share": (torch.ones_like(documents), measure.share(grades)),
+            }
+        sizes = self.roles * documents
+        labels = torch.full((int(sizes.sum()),), -1)
+        cost = torch.zeros(len(labels), dtype=torch.float64)
+        return Reading(labels, cost, sizes, x[real], documents, documents, extra)
 
     @override
-    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        arrays: Any = [values.numpy() for _, values in own.values()]
+    def kind(self, examples: Examples, extra: Extra) -> Any:
+        arrays: Any = [values.numpy() for _, values in extra.values()]
         if isinstance(self.measure, PairSwaps):
             room = np.zeros(4 * len(arrays[0]) + 2 * len(arrays[1]), np.int32)
             return Swaps(*arrays, room)  # type: ignore[call-arg]
@@ -241,12 +228,12 @@ class RankingAdapter(VectorAdapter):
         return partial(make_room, int(np.diff(examples.start).max()))
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         return {self.emission: (lengths, ()) if self.ragged else (torch.ones_like(lengths), self.sizes)}
 
     @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        return 0, self.label_counts(lengths) - 1
+        return 0, lengths * self.roles - 1
 
     @override
     def as_sequences(self, labelings: Tensor) -> Tensor:

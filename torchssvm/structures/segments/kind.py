@@ -15,8 +15,10 @@ from typing_extensions import override
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import set_row
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter
+from torchssvm.kinds.adapter import HeadAdapter
 from torchssvm.kinds.block import amount, size_of
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.segments.oracle import best_segments
 
 
@@ -129,8 +131,10 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 class SegmentsAdapter(HeadAdapter):
     """:class:`LinearSegments`."""
 
-    matrix, table = "emission", "segment"
     emission, pairs = "emission", "segment"
+
+    def __init__(self, head: Any) -> None:
+        super().__init__(head, HeadWeights(head, "emission", "segment"))
 
     @property
     @override
@@ -139,7 +143,7 @@ class SegmentsAdapter(HeadAdapter):
 
     @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        return 0, torch.full_like(lengths, 2 * self.pair_width - 1)
+        return 0, torch.full_like(lengths, 2 * self.weights.pair_width - 1)
 
     @override
     def kind(self, *_: Any) -> Segmentations:
@@ -150,4 +154,4 @@ class SegmentsAdapter(HeadAdapter):
     @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         longest = max((examples.start[1:] - examples.start[:-1]).tolist(), default=0)
-        return partial(make_room, longest, self.pair_rows, self.pair_width)
+        return partial(make_room, longest, self.pair_rows, self.weights.pair_width)

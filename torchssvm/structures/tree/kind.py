@@ -17,9 +17,11 @@ from torchssvm.compiler.vectors import set_rows
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
+from torchssvm.kinds.adapter import Extra, HeadAdapter, Shapes
 from torchssvm.kinds.block import loss_of, size_of, state, uniform_mean_loss
+from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.links import LinkAdapter, Links, with_links
+from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.tree.oracle import decode as decode_trees
 
 _ALL = np.zeros(0, np.int64)
@@ -115,22 +117,24 @@ def decode_forest(kind, examples, i, length, scratch, transition, labels):
 class TreeAdapter(HeadAdapter):
     """:class:`LinearTree`."""
 
-    matrix, table = "node", "edge"
     emission, pairs = "node", "edge"
+
+    def __init__(self, head: Any) -> None:
+        super().__init__(head, HeadWeights(head, "node", "edge"))
 
     @property
     def _shared(self) -> bool:
         return self.structure.shared  # type: ignore[attr-defined]
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         states, matrices = self.num_states, torch.ones_like(lengths) if self._shared else lengths
         return {"node": (lengths, (states,)), "edge": (matrices, (states, states))}
 
     @override
-    def complete(self, examples: Examples, own: dict[str, Ragged]) -> Examples:
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
         rows = self.num_states * (1 if self._shared else np.diff(examples.start))
-        return super().complete(examples, own)._replace(pair_rows=np.broadcast_to(rows, examples.length.shape).copy())
+        return super().complete(examples, extra)._replace(pair_rows=np.broadcast_to(rows, examples.length.shape).copy())
 
     @override
     def kind(self, *_: Any) -> Trees:
@@ -165,7 +169,7 @@ class ForestAdapter(LinkAdapter):
         return sizes, ends, z, ~forward.bool()
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         shapes, states = super().part_shapes(lengths), self.num_states
         return {**shapes, "edge": (lengths, (states, states))} if self.ragged else shapes
 
