@@ -276,19 +276,13 @@ COST = 1.0
 class Sets(NamedTuple):
     size: int
 
-@block.score.of(Sets)
+@block.list_parts.of(Sets)
 @njit
-def score(kind, examples, i, labels, length, scores, pairs):
+def list_parts(kind, examples, i, labels, other, task):
     total = 0.0
     for k in range(kind.size):
-        total += labels[k] * scores[0, k]
+        total += block.amount(task, task.rows, 0, k, labels[k], other[k])
     return total
-
-@block.add_labeling.of(Sets)
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, parts, pairs, room):
-    for k in range(kind.size):
-        parts[0, k] += mass * (labels[k] - examples.y[examples.start[i] + k])
 
 @block.decode.of(Sets)
 @njit

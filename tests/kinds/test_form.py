@@ -72,25 +72,23 @@ class Subsets(NamedTuple):
     added: float = 1.0  # the share of each part that is added
 
 
-@block.score.of(Subsets)
+@block.list_parts.of(Subsets)
 @njit
-def score(kind, examples, i, labels, length, rows, pairs):
+def list_parts(kind, examples, i, labels, other, task):
     total = 0.0
     for k in range(kind.size):
-        total += rows[0, k] * labels[k]
+        total += block.amount(task, task.rows, 0, k, labels[k], other[k])
         if k:
-            total += pairs[0, k - 1] * labels[k] * labels[k - 1]
+            both, other_both = labels[k] * labels[k - 1], other[k] * other[k - 1]
+            total += block.amount(task, task.pairs, 0, k - 1, both, other_both)
     return total
 
 
 @block.add_labeling.of(Subsets)
 @njit
 def add(kind, examples, i, length, labels, mass, rows, pairs, room):
-    y, mass = examples.y[examples.start[i] :], kind.added * mass
-    for k in range(kind.size):
-        rows[0, k] += mass * (labels[k] - y[k])
-        if k:
-            pairs[0, k - 1] += mass * (labels[k] * labels[k - 1] - y[k] * y[k - 1])
+    y = examples.y[examples.start[i] :]
+    list_parts(kind, examples, i, labels, y, block.Add(rows, pairs, kind.added * mass))
 
 
 @njit
@@ -271,11 +269,11 @@ def test_only_code_of_this_package_is_kept(kept):
 
 
 def test_a_version_is_not_replaced():
-    with pytest.raises(TypeError, match="Subsets has a version of score already"):
-        block.score.of(Subsets)(score)
+    with pytest.raises(TypeError, match="Subsets has a version of list_parts already"):
+        block.list_parts.of(Subsets)(list_parts)
     assert Trees
     with pytest.raises(TypeError, match="take another one"):
-        block.score.of(NamedTuple("Trees", [("size", int)]))(score)
+        block.list_parts.of(NamedTuple("Trees", [("size", int)]))(list_parts)
 
 
 @compiles
