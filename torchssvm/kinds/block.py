@@ -43,7 +43,6 @@ def _score_features(form, examples, model, start, length, emission):
 @_score_features.of(Dense)
 @njit_fastmath
 def _score_features_of_dense(form, examples, model, start, length, emission):
-    """See :func:`_score_features`."""
     if model.emission.shape[1] == 1:
         for t in range(length):
             emission[t, 0] = dot(examples.x[start + t], model.emission) + model.bias[0]
@@ -57,7 +56,6 @@ def _score_features_of_dense(form, examples, model, start, length, emission):
 @_score_features.of(Listed)
 @njit_fastmath
 def _score_features_of_lists(form, examples, model, start, length, emission):
-    """See :func:`_score_features`."""
     for t in range(length):
         begin, end = examples.row[start + t], examples.row[start + t + 1]
         set_row(emission[t], model.bias, None, None)
@@ -226,8 +224,8 @@ def loss_of(kind, examples, i, labels):
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
     """``mass (p(labels) - p(y))`` added to parts.
 
-    ``counts``, shaped like ``pairs``, are zero before and after: room for a kind that has its own :func:`respond`. That
-    of this file has none, and passes ``pairs`` itself.
+    ``counts``, shaped like ``pairs``, are zero before and after: room for a kind with another :func:`respond`. The
+    version here has no such room, and passes ``pairs`` itself.
     """
     list_parts(kind, examples, i, labels, examples.y[examples.start[i] :], Add(delta, pairs, mass))
 
@@ -396,7 +394,6 @@ def _add_outer(form, examples, start, length, rows, squares, weights, factor):
 @_add_outer.of(Listed)
 @njit_fastmath
 def _add_outer_of_lists(form, examples, start, length, rows, squares, weights, factor):
-    """See :func:`_add_outer`."""
     for t in range(length):
         if squares[t] != 0.0:
             begin, end = examples.row[start + t], examples.row[start + t + 1]
@@ -406,7 +403,7 @@ def _add_outer_of_lists(form, examples, start, length, rows, squares, weights, f
 @_add_outer.of(Dense)
 @njit_fastmath
 def _add_outer_of_dense(form, examples, start, length, rows, squares, weights, factor):
-    """See :func:`_add_outer`; four rows at a time."""
+    # four rows at a time
     x, factor, states = examples.x[start : start + length], rows.dtype.type(factor), weights.shape[1]
     t = 0
     while t < length:

@@ -194,7 +194,7 @@ def add_edges_to_weights(kind, examples, model, i, length, delta, pairs, rows, s
 class MatchingAdapter(VectorAdapter):
     """:class:`LinearEdges`: a label says whether an edge is in the matching; rows of labels and scores have T numbers.
 
-    T is the largest number of right nodes that :meth:`own` has seen in a batch.
+    T is the largest number of right nodes in a batch so far.
     """
 
     emission = SINGLE

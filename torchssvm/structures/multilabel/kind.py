@@ -106,7 +106,7 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 
 
 class SingleLabels(NamedTuple):
-    """Labels without pairs: each is on with a mass of its own, for which there is a best value."""
+    """Labels without pairs: the masses of labels do not depend on each other, and each has a best value."""
 
     num_labels: int
 

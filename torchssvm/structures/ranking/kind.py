@@ -40,7 +40,7 @@ class Swaps(NamedTuple):
 
     level: Any  # ``[documents]`` int64, grades, numbered from 0 within each list
     share: Any  # ``[n]``, what a swap counts
-    room: Any  # int32, for each example its own, so that threads do not meet; zero before and after
+    room: Any  # int32, a part for each example, so that threads do not meet; zero before and after
 
 
 # Room to decode one list: keys, float64, and integers
