@@ -77,20 +77,10 @@ class HeadAdapter:
         self.weights = HeadWeights(head) if weights is None else weights
         self.limits = np.array(limits, np.int64)
 
-    def renew(self) -> None:
-        """Read the limits of the oracle again; TypeError if the structure has one now that is not compiled."""
-        if len(self.limits):
-            self.limits[:] = find_adapter(self.head).limits
-
     @property
     def num_states(self) -> int:
         """K, the numbers of a row of emissions."""
         return self.weights.num_states
-
-    @property
-    def pair_rows(self) -> int:
-        """Rows of pairs of an example; :meth:`complete` sets others."""
-        return 0 if self.pairs is None else self.num_states
 
     def inputs(self, x: Any) -> Any:
         """The features in ``batch.x``."""
@@ -109,12 +99,6 @@ class HeadAdapter:
         else:
             x = x[real]
         return Reading(labels[real], cost[real], real.sum(1), x)
-
-    def read_rows(self, x: Any) -> Tensor | Lists:
-        """Features of a row for each example, as :meth:`read` gives them."""
-        if isinstance(x, SparseFeatures):
-            return lists_of_rows(x, self.head.in_features, self.weights.emission.dtype)
-        return x
 
     def complete(self, examples: Examples, extra: Extra) -> Examples:
         """Add inner products of the features of all examples, and the kind; ``extra`` has all entries of readings."""
@@ -159,6 +143,13 @@ class HeadAdapter:
 
     def finish(self, labelings: list[Tensor], examples: Tensor, slots: Tensor) -> None:
         """Fill in other tensors of stored labelings than their labels, in these slots, ``[*]`` int64 each."""
+
+
+def rows_of_examples(weights: HeadWeights, x: Any) -> Tensor | Lists:
+    """Features of a row for each example, as :class:`Reading` has them."""
+    if isinstance(x, SparseFeatures):
+        return lists_of_rows(x, weights.head.in_features, weights.emission.dtype)
+    return x
 
 
 def check_sizes(ragged: bool, sizes: tuple[int, ...], ragged_before: bool, sizes_before: tuple[int, ...]) -> None:

@@ -65,11 +65,6 @@ class Form(HeadAdapter):
         self._kind, self._labels, self._cost, self._room, self._by_row = kind, labels, cost, room, False
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    @property
-    @override
-    def pair_rows(self) -> int:
-        return 0 if self.weights.pairs is None else len(self.weights.pairs)
-
     def read(self, x: Any, target: Labeling, potentials: Potentials) -> Reading:
         """The rows and labels within the lengths.
 

@@ -113,7 +113,8 @@ def pack(
     if earlier is not None and earlier.inner is not None:
         inner[_places(inner_start[earlier.index], products[earlier.index])] = earlier.inner
     labelled = y, cost, cost.to(dtype), weight, start
-    in_rows = line_start, lines, torch.full_like(lines, adapter.pair_rows), inner, inner_start[:-1]
+    pairs = adapter.weights.tensors()[1]
+    in_rows = line_start, lines, torch.full_like(lines, 0 if pairs is None else len(pairs)), inner, inner_start[:-1]
     arrays: Any = (tensor.numpy() for tensor in (x, value, column, row, *labelled, *in_rows))
     none = np.zeros(0, np.int32), np.zeros(0, np.int64)
     examples = with_types(Examples(dense, *arrays, STORED if adapter.products else 0, *none))

@@ -421,7 +421,9 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def _validate(self) -> None:
         validate_weights(self._adapter, self.dual, self._layout)
-        self._adapter.renew()
+        limits = self._adapter.limits  # the oracle may have other ones now
+        if len(limits):
+            limits[:] = find_adapter(self._adapter.head).limits
         if self._seen is None or self._seen[0] is not self._contents or self._seen[1] != self.dual.version:
             self._memory.changed()
             self._validate_blocks()

@@ -21,7 +21,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.sparse_features import SparseFeatures, one_token
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Extra, Reading
+from torchssvm.kinds.adapter import Extra, Reading, rows_of_examples
 from torchssvm.kinds.examples import Dense, Examples, Listed, squares_of_rows
 from torchssvm.structures.chain import kind as sequences
 from torchssvm.structures.chain.kind import SequenceAdapter
@@ -173,7 +173,7 @@ class MulticlassAdapter(SequenceAdapter):
     @override
     def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         ones = torch.ones_like(target)
-        return Reading(target, ones.double(), ones, self.read_rows(x))
+        return Reading(target, ones.double(), ones, rows_of_examples(self.weights, x))
 
     @override
     def apply(self, batch: Batch) -> Any:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from torchssvm.compiler.jit import njit
 from torchssvm.core.potentials import Potentials
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import HeadAdapter, Reading, Shapes
+from torchssvm.kinds.adapter import HeadAdapter, Reading, Shapes, rows_of_examples
 from torchssvm.kinds.block import amount, loss_of, size_of
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.weights import HeadWeights
@@ -159,16 +159,13 @@ class LabelSetAdapter(HeadAdapter):
         super().__init__(head, HeadWeights(head, "unary", "pairwise"), (max_rounds, effort))
         self.pairs = None if head.pairwise is None else "pairwise"
 
-    @property
-    @override
-    def pair_rows(self) -> int:
-        return int(self.pairs is not None)
-
     @override
     def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         costs = self.structure.costs.cpu().expand(len(target), -1)  # type: ignore[attr-defined]
         sizes = torch.full((len(target),), self.num_states)
-        return Reading(target.flatten(), costs.flatten(), sizes, self.read_rows(x), torch.ones_like(sizes))
+        return Reading(
+            target.flatten(), costs.flatten(), sizes, rows_of_examples(self.weights, x), torch.ones_like(sizes)
+        )
 
     @override
     def part_shapes(self, lengths: Tensor) -> Shapes:

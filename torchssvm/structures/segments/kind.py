@@ -136,11 +136,6 @@ class SegmentsAdapter(HeadAdapter):
     def __init__(self, head: Any) -> None:
         super().__init__(head, HeadWeights(head, "emission", "segment"))
 
-    @property
-    @override
-    def pair_rows(self) -> int:
-        return len(self.head.segment)
-
     @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         return 0, torch.full_like(lengths, 2 * self.weights.pair_width - 1)
@@ -154,4 +149,4 @@ class SegmentsAdapter(HeadAdapter):
     @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         longest = max((examples.start[1:] - examples.start[:-1]).tolist(), default=0)
-        return partial(make_room, longest, self.pair_rows, self.weights.pair_width)
+        return partial(make_room, longest, int(examples.pair_rows[0]), self.weights.pair_width)
