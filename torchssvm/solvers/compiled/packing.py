@@ -117,7 +117,7 @@ def pack(
     in_rows = line_start, lines, torch.full_like(lines, 0 if pairs is None else len(pairs)), inner, inner_start[:-1]
     arrays: Any = (tensor.numpy() for tensor in (x, value, column, row, *labelled, *in_rows))
     none = np.zeros(0, np.int32), np.zeros(0, np.int64)
-    examples = with_types(Examples(dense, *arrays, STORED if adapter.products else 0, *none))
+    examples = with_types(Examples(dense, *arrays, STORED if adapter.products else 0, *none))  # type: ignore[call-arg]
     ragged = {name: (starts.diff(), values) for name, (starts, values) in extra.items()}
     all_x = x if dense else Lists(counts, column, value)
     whole = Piece(torch.arange(n), sizes, lines, lengths, all_x, y, cost, targets, weight, ragged, inner)
