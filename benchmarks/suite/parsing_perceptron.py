@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
-from torchssvm.kinds.adapter import Examples
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_potentials
 from torchssvm.structures.arborescence.oracle import best_projective
 
@@ -30,9 +30,10 @@ def epoch(order, examples, arcs, model, summed, work, labels, moment):
     """Visit sentences; ``summed`` gets every update times its moment. Returns the number of wrong heads."""
     wrong, emission, room = 0, work.emission, work.room
     for i in order:
-        length = arc_potentials(arcs, examples, model, i, work)
+        length = examples.length[i]
+        arc_potentials(arcs, examples, model, i, work)
         best_projective(emission, length, arcs.single_root, room.charts, room.places, labels)
-        start, known = examples.start[i], arcs.known_start[i]
+        start, distinct = examples.start[i], examples.distinct_start[i]
         for t in range(length):
             new, old = labels[t], examples.y[start + t]
             if new == old:
@@ -41,7 +42,7 @@ def epoch(order, examples, arcs, model, summed, work, labels, moment):
             line = examples.line[i] + t * (length + 1)
             for head, amount in ((old, 1.0), (new, -1.0)):
                 for p in range(examples.row[line + head], examples.row[line + head + 1]):
-                    column = arcs.known[known + examples.column[p]]
+                    column = examples.distinct[distinct + examples.column[p]]
                     model.emission[column, 0] += amount
                     summed[column] += moment * amount
         moment += 1.0
@@ -60,7 +61,7 @@ class Perceptron:
     def __init__(self, adapter: ArcsAdapter, examples: Examples, seed: int) -> None:
         size, longest = len(adapter.head.weight), adapter.longest
         self.examples = examples
-        self.model = adapter.model()._replace(emission=np.zeros((size, 1), np.float32))
+        self.model = adapter.weights.model()._replace(emission=np.zeros((size, 1), np.float32))
         self.summed = np.zeros(size)
         work = Work(np.zeros((longest, longest + 1), np.float32), adapter.room_of(examples)())
         self.scratch: tuple[Any, ...] = work, np.zeros(longest, int)

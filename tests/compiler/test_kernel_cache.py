@@ -24,7 +24,7 @@ from torchssvm.compiler import kernel_cache, kernel_sources
 from torchssvm.compiler.jit import ByKind, Kernel, njit, njit_fastmath
 from torchssvm.compiler.kernel_sources import digest_of
 from torchssvm.compiler.vectors import dot, exact_dot
-from torchssvm.kinds.adapter import Listed
+from torchssvm.kinds.examples import Listed
 from torchssvm.structures.chain.kind import Sequences
 
 pytestmark = pytest.mark.slow
@@ -276,19 +276,13 @@ COST = 1.0
 class Sets(NamedTuple):
     size: int
 
-@block.score.of(Sets)
+@block.list_parts.of(Sets)
 @njit
-def score(kind, examples, i, labels, length, scores, pairs):
+def list_parts(kind, examples, i, labels, other, task):
     total = 0.0
     for k in range(kind.size):
-        total += labels[k] * scores[0, k]
+        total += block.amount(task, task.rows, 0, k, labels[k], other[k])
     return total
-
-@block.add_labeling.of(Sets)
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, parts, pairs, room):
-    for k in range(kind.size):
-        parts[0, k] += mass * (labels[k] - examples.y[examples.start[i] + k])
 
 @block.decode.of(Sets)
 @njit

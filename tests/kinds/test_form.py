@@ -69,25 +69,23 @@ class Subsets(NamedTuple):
     added: float = 1.0  # the share of each part that is added
 
 
-@block.score.of(Subsets)
+@block.list_parts.of(Subsets)
 @njit
-def score(kind, examples, i, labels, length, rows, pairs):
+def list_parts(kind, examples, i, labels, other, task):
     total = 0.0
     for k in range(kind.size):
-        total += rows[0, k] * labels[k]
+        total += block.amount(task, task.rows, 0, k, labels[k], other[k])
         if k:
-            total += pairs[0, k - 1] * labels[k] * labels[k - 1]
+            both, other_both = labels[k] * labels[k - 1], other[k] * other[k - 1]
+            total += block.amount(task, task.pairs, 0, k - 1, both, other_both)
     return total
 
 
 @block.add_labeling.of(Subsets)
 @njit
 def add(kind, examples, i, length, labels, mass, rows, pairs, room):
-    y, mass = examples.y[examples.start[i] :], kind.added * mass
-    for k in range(kind.size):
-        rows[0, k] += mass * (labels[k] - y[k])
-        if k:
-            pairs[0, k - 1] += mass * (labels[k] * labels[k - 1] - y[k] * y[k - 1])
+    y = examples.y[examples.start[i] :]
+    list_parts(kind, examples, i, labels, y, block.Add(rows, pairs, kind.added * mass))
 
 
 @njit
@@ -212,6 +210,12 @@ def test_only_code_of_this_package_is_kept(kept):
     """Numba tells kinds apart by their names, and does not see edits of what a kernel calls."""
     solve(Head(), data(), lam=0.05, solver=Solver(compiled=True), tolerance=Relative(0.1))
     assert not any("Subsets" in str(kind) for kind in kept)
+
+
+def test_a_kind_has_another_name_than_the_packages():
+    assert Trees
+    with pytest.raises(TypeError, match="take another one"):
+        block.list_parts.of(NamedTuple("Trees", [("size", int)]))(list_parts)
 
 
 @compiles

@@ -1,14 +1,15 @@
 """What the compiled loop does with one example, whatever its kind, compiled by Numba.
 
-A kind is the class of the named tuple ``examples.kind``, which is the first argument of everything that depends on it.
-It brings its own ``score``, ``decode`` and ``add_labeling``, and others where it can do better than the versions here,
-which take any rows of features. Functions that begin with an underscore are no kind's: their first argument is
-``examples.form``, that of the features. An example's potentials are rows of emissions, which features make, and rows of
-pairs, whose scores are weights. Loops take four rows at a time, which reduces memory traffic and helps vectorisation.
-Sums of products may be contracted and reordered.
+A kind is the class of the named tuple ``examples.kind``, the first argument of every function that depends on it. It
+must have :func:`list_parts` and :func:`decode`. It may have :func:`loss_of` and :func:`mean_loss`, whose versions here
+are for labels that cost the same, and a faster version of any other function. The versions here are for rows of
+features, which make the emissions, and for pairs whose scores are weights. Sums of products may be contracted and
+reordered.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,9 @@ from torchssvm.compiler.vectors import (
     exact_dots,
     quadratic,
     set_row,
+    set_rows,
 )
-from torchssvm.kinds.adapter import Dense, Listed
+from torchssvm.kinds.examples import Dense, Listed
 from torchssvm.kinds.long import add_long_to_weights, long_square, respond_to_long_parts
 
 
@@ -34,38 +36,6 @@ def size_of(examples, i):
 
 
 @ByKind
-@njit
-def length_of(kind, examples, i):
-    """The number of rows of emissions of example i."""
-    return examples.line[i + 1] - examples.line[i]
-
-
-@ByKind
-@njit
-def pair_rows_of(kind, examples, i):
-    """The number of rows of pairs of example i."""
-    return examples.pair_rows
-
-
-@njit
-def count_rows(examples, own, found):
-    """Into ``found``: the sums, and the largest, of the rows of emissions and of the rows of pairs of some examples."""
-    for i in own:
-        sizes = length_of(examples.kind, examples, i), pair_rows_of(examples.kind, examples, i)
-        for place in range(2):
-            found[0, place] += sizes[place]
-            found[1, place] = max(found[1, place], sizes[place])
-    return found
-
-
-@ByKind
-@njit
-def pairs_of(kind, weights, made):
-    """The scores of pairs: their weights, or what :func:`potentials` has made in ``scratch.transition``."""
-    return weights
-
-
-@ByKind
 def _score_features(form, examples, model, start, length, emission):
     """The emissions of ``length`` rows of features from ``start`` on."""
 
@@ -73,7 +43,6 @@ def _score_features(form, examples, model, start, length, emission):
 @_score_features.of(Dense)
 @njit_fastmath
 def _score_features_of_dense(form, examples, model, start, length, emission):
-    """See :func:`_score_features`."""
     if model.emission.shape[1] == 1:
         for t in range(length):
             emission[t, 0] = dot(examples.x[start + t], model.emission) + model.bias[0]
@@ -87,7 +56,6 @@ def _score_features_of_dense(form, examples, model, start, length, emission):
 @_score_features.of(Listed)
 @njit_fastmath
 def _score_features_of_lists(form, examples, model, start, length, emission):
-    """See :func:`_score_features`."""
     for t in range(length):
         begin, end = examples.row[start + t], examples.row[start + t + 1]
         set_row(emission[t], model.bias, None, None)
@@ -96,13 +64,12 @@ def _score_features_of_lists(form, examples, model, start, length, emission):
 
 @njit_fastmath
 def potentials_of_rows(examples, model, i, emission):
-    """The emissions of example i; returns how many rows there are."""
-    start, length = examples.line[i], examples.line[i + 1] - examples.line[i]
+    """The emissions of example i."""
+    start, length = examples.line[i], examples.length[i]
     _score_features(examples.form, examples, model, start, length, emission)
     if model.has_boundary:
         add_row(emission[0], model.first, None)
         add_row(emission[length - 1], model.last, None)
-    return length
 
 
 @njit
@@ -114,11 +81,111 @@ def triangle(t, u):
 @ByKind
 @njit_fastmath
 def potentials(kind, examples, model, i, scratch):
-    """Emissions of example i into ``scratch``; returns its length."""
-    return potentials_of_rows(examples, model, i, scratch.emission)
+    """Emissions of example i, in ``scratch.emission``, and the scores of its pairs, which are their weights."""
+    potentials_of_rows(examples, model, i, scratch.emission)
+    return scratch.emission, model.transition
+
+
+class Score(NamedTuple):
+    """A task of :func:`list_parts`: the score of a labeling."""
+
+    rows: Any  # ``[rows, K]`` emissions
+    pairs: Any  # ``[rows of pairs, K]`` scores
+
+
+class Mark(NamedTuple):
+    """A task of :func:`list_parts`: mark the rows of a labeling's pairs."""
+
+    rows: Any  # ``[0]`` bool
+    pairs: Any  # ``[rows of pairs]`` bool
+
+
+class Add(NamedTuple):
+    """A task of :func:`list_parts`: add ``mass (p(labels) - p(other))``."""
+
+    rows: Any  # ``[rows, K]``
+    pairs: Any  # ``[rows of pairs, K]``
+    mass: float
 
 
 @ByKind
+def state(task, table, row, column, other_row, other_column):
+    """Part of a labeling that is 1 at one place of ``table``, which is ``task.rows`` or ``task.pairs``.
+
+    ``row`` and ``column`` are the place for the labeling, ``other_row`` and ``other_column`` for the other labeling.
+    Returns what the part adds to the score.
+    """
+
+
+@ByKind
+def amount(task, table, row, column, value, other):
+    """Part of a labeling that is ``value`` at a place, and ``other`` for the other labeling; see :func:`state`."""
+
+
+@state.of(Score)
+@njit
+def _score_state(task, table, row, column, other_row, other_column):
+    return table[row, column]
+
+
+@amount.of(Score)
+@njit
+def _score_amount(task, table, row, column, value, other):
+    return value * table[row, column]
+
+
+@state.of(Mark)
+@njit
+def _mark_state(task, table, row, column, other_row, other_column):
+    if len(table):
+        table[row] = True
+    return 0.0
+
+
+@amount.of(Mark)
+@njit
+def _mark_amount(task, table, row, column, value, other):
+    if len(table):
+        table[row] = True
+    return 0.0
+
+
+@state.of(Add)
+@njit
+def _add_state(task, table, row, column, other_row, other_column):
+    if row != other_row or column != other_column:  # x + mass - mass rounds a small x
+        table[row, column] += task.mass
+        table[other_row, other_column] -= task.mass
+    return 0.0
+
+
+@amount.of(Add)
+@njit
+def _add_amount(task, table, row, column, value, other):
+    if value != other:
+        table[row, column] += task.mass * (value - other)
+    return 0.0
+
+
+@ByKind
+def list_parts(kind, examples, i, labels, other, task):
+    """Call :func:`state` or :func:`amount` for each part of ``labels``; returns the sum of what they return.
+
+    ``other`` is another labeling of example i, or the same one. Parts that only ``other`` has are listed too.
+    """
+
+
+@njit
+def list_states(examples, i, labels, other, task):
+    """:func:`list_parts` of a row for each label."""
+    total = 0.0
+    for t in range(size_of(examples, i)):
+        total += state(task, task.rows, t, labels[t], t, other[t])
+    return total
+
+
+@ByKind
+@njit
 def score(kind, examples, i, labels, length, emission, transition):
     """Score of one labeling of example i, float64.
 
@@ -129,6 +196,7 @@ def score(kind, examples, i, labels, length, emission, transition):
         emission: ``[rows, K]`` numbers.
         transition: ``[rows of pairs, K]`` numbers.
     """
+    return list_parts(kind, examples, i, labels, labels, Score(emission, transition))
 
 
 @ByKind
@@ -152,12 +220,14 @@ def loss_of(kind, examples, i, labels):
 
 
 @ByKind
+@njit
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
     """``mass (p(labels) - p(y))`` added to parts.
 
-    ``counts``, shaped like ``pairs``, are zero before and after: room for a kind that has its own :func:`respond`. That
-    of this file has none, and passes ``pairs`` itself.
+    ``counts``, shaped like ``pairs``, are zero before and after: room for a kind with another :func:`respond`. The
+    version here has no such room, and passes ``pairs`` itself.
     """
+    list_parts(kind, examples, i, labels, examples.y[examples.start[i] :], Add(delta, pairs, mass))
 
 
 @ByKind
@@ -176,27 +246,35 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
 def uniform_mean_loss(kind, examples, i, t, psi, total, absolute):
     """:func:`mean_loss` of a row for each label, whose wrong states all cost the same."""
     place = examples.start[i] + t
-    own, cost = np.float64(psi[examples.y[place]]), examples.cost[place]
-    return cost * (own - total), cost * (absolute - abs(own))
+    at_target, cost = np.float64(psi[examples.y[place]]), examples.cost[place]
+    return cost * (at_target - total), cost * (absolute - abs(at_target))
 
 
-@njit
-def add_states(examples, i, length, labels, mass, delta):
-    """``mass (p(labels) - p(y))`` added to emissions of a row for each label."""
-    start = examples.start[i]
-    for t in range(length):
-        new, old = labels[t], examples.y[start + t]
-        if new != old:
-            delta[t, new] += mass
-            delta[t, old] -= mass
-
-
-@ByKind
 @njit
 def mark_rows(kind, examples, i, labels, used):
-    """Mark the rows of the pairs of a labeling in ``used``, which is empty where there are no pairs."""
+    """Mark the rows of the pairs of a labeling in ``used``."""
+    list_parts(kind, examples, i, labels, labels, Mark(used[:0], used))
+
+
+@njit
+def list_rows(used, rows):
+    """Write the marked rows to ``rows``, and return their number."""
+    count = 0
+    for j in range(len(used)):
+        rows[count] = j
+        count += used[j]
+    return count
+
+
+@njit
+def list_rows_of(kind, examples, i, labels, scratch):
+    """Write the rows of the pairs of a labeling and of the target to ``scratch.rows``, and return their number."""
+    used = scratch.used[: examples.pair_rows[i]]
     for row in range(len(used)):
-        used[row] = True
+        used[row] = False
+    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
+    mark_rows(kind, examples, i, labels, used)
+    return list_rows(used, scratch.rows)
 
 
 @njit
@@ -228,47 +306,37 @@ def respond_rows(examples, model, i, length, psi, scratch):
 
 @ByKind
 @njit
-def respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
-    """Emissions of ``Phi Phi^T psi`` into ``scratch.response``, as :func:`respond`; returns their product with psi."""
-    return respond_rows(examples, model, i, length, psi, scratch)
+def respond_to_parts(kind, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
+    """``Phi Phi^T psi``: emissions into ``scratch.response``, read as those of :func:`respond`.
+
+    Returns its product with psi, and the pairs. ``rows`` are the rows of ``pairs`` that may not be zero.
+    """
+    return respond_rows(examples, model, i, length, psi, scratch) + exact_dots(pairs, pairs, rows, len(rows)), pairs
 
 
 @ByKind
 @njit
-def respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
-    """``Phi Phi^T (p(labels) - p(y))``: emissions into ``scratch.response``, pairs into ``scratch.pairs``, zero before.
+def respond(kind, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
+    """``Phi Phi^T (p(labels) - p(y))``: emissions, in ``scratch.response``, and pairs.
 
-    What is read of it are the scores of the target, of the slots ``held[:count]`` and, if it ``is_new``, of ``found``.
+    What is read of it are the scores of the target, of ``slots[:count]`` and, if it ``is_new``, of ``corner``. In
+    ``scratch.pairs``, which are zero before, the rows of the labels and of the target may be written.
     """
     delta, pairs = scratch.delta, scratch.pairs
     for t in range(length):
         set_row(delta[t], None, None, 0.0)
     add_labeling(kind, examples, i, length, labels, 1.0, delta, pairs, pairs)
-    respond_rows(examples, model, i, length, delta, scratch)
-
-
-@ByKind
-@njit
-def forget_pairs(kind, examples, i, length, labels, pairs):
-    """Set the pairs that ``respond`` wrote back to zero."""
-    set_row(pairs[: pair_rows_of(kind, examples, i)], None, None, 0.0)
-
-
-@ByKind
-@njit
-def respond_pairs(kind, examples, i, pairs, rows, room, scratch):
-    """``Phi Phi^T`` of pairs, for their ``rows`` that may not be zero: a score is a weight. ``room`` is ``pairs``'s."""
-    return pairs
+    rows = scratch.rows[: list_rows_of(kind, examples, i, labels, scratch)]
+    read = scratch, slots, count, corner, is_new
+    _, moved = respond_to_parts(kind, examples, model, i, length, delta, pairs, rows, *read)
+    return scratch.response, moved
 
 
 @njit
-def list_rows(used, rows):
-    """Write the marked rows to ``rows``, and return their number."""
-    count = 0
-    for j in range(len(used)):
-        rows[count] = j
-        count += used[j]
-    return count
+def forget_pairs(kind, examples, i, labels, scratch):
+    """Set the rows that ``respond`` wrote in ``scratch.pairs`` back to zero."""
+    count = list_rows_of(kind, examples, i, labels, scratch)
+    set_rows(scratch.pairs, None, scratch.rows, count, None, None)
 
 
 @njit
@@ -326,7 +394,6 @@ def _add_outer(form, examples, start, length, rows, squares, weights, factor):
 @_add_outer.of(Listed)
 @njit_fastmath
 def _add_outer_of_lists(form, examples, start, length, rows, squares, weights, factor):
-    """See :func:`_add_outer`."""
     for t in range(length):
         if squares[t] != 0.0:
             begin, end = examples.row[start + t], examples.row[start + t + 1]
@@ -336,53 +403,48 @@ def _add_outer_of_lists(form, examples, start, length, rows, squares, weights, f
 @_add_outer.of(Dense)
 @njit_fastmath
 def _add_outer_of_dense(form, examples, start, length, rows, squares, weights, factor):
-    """See :func:`_add_outer`; four rows at a time."""
+    # four rows at a time
     x, factor, states = examples.x[start : start + length], rows.dtype.type(factor), weights.shape[1]
     t = 0
     while t < length:
-        found, a, b, c, d = 0, t, t, t, t
-        while t < length and found < 4:
+        count, a, b, c, d = 0, t, t, t, t
+        while t < length and count < 4:
             if squares[t] > 0.0:
-                if found == 0:
+                if count == 0:
                     a = t
-                elif found == 1:
+                elif count == 1:
                     b = t
-                elif found == 2:
+                elif count == 2:
                     c = t
                 else:
                     d = t
-                found += 1
+                count += 1
             t += 1
         ra, rb, rc, rd = rows[a], rows[b], rows[c], rows[d]
-        if found == 4:
+        if count == 4:
             for f in range(x.shape[1]):
-                va, vb, vc, vd, held = (
-                    factor * x[a, f],
-                    factor * x[b, f],
-                    factor * x[c, f],
-                    factor * x[d, f],
-                    weights[f],
-                )
+                va, vb, vc, vd = factor * x[a, f], factor * x[b, f], factor * x[c, f], factor * x[d, f]
+                row = weights[f]
                 for k in range(states):
-                    held[k] += (va * ra[k] + vb * rb[k]) + (vc * rc[k] + vd * rd[k])
+                    row[k] += (va * ra[k] + vb * rb[k]) + (vc * rc[k] + vd * rd[k])
         else:
-            for place in range(found):
-                row, token = (ra, a) if place == 0 else (rb, b) if place == 1 else (rc, c)
+            for place in range(count):
+                change, token = (ra, a) if place == 0 else (rb, b) if place == 1 else (rc, c)
                 for f in range(x.shape[1]):
-                    value, held = factor * x[token, f], weights[f]
+                    value, row = factor * x[token, f], weights[f]
                     for k in range(states):
-                        held[k] += value * row[k]
+                        row[k] += value * change[k]
 
 
 @ByKind
 def solve_block(kind, examples, i, length, psi, curvature, scratch):
-    """The best psi of block i for its scores, where a kind can find it without labelings: optional.
+    """The best psi of block i for its scores, for a kind that needs no labelings for it: optional.
 
-    ``scratch.into`` gets the psi that is found, and ``scratch.delta`` the psi of now less it, the step's direction.
+    ``scratch.into`` gets the best psi, and ``scratch.delta`` the current psi less the best one, the step's direction.
 
     Args:
         kind, examples, i, length: The example, whose emissions are in ``scratch``.
-        psi: ``[rows, K]``, those of its mean parts.
+        psi: ``[rows, K]``, its mean parts.
         curvature: Positive or zero: the block's problem is ``max_d <hinges, d> - curvature/2 |d|^2`` over the changes d
             that leave feasible masses.
 
@@ -393,7 +455,7 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
 
 @ByKind
 def examine_block(kind, examples, i, length, psi, scratch):
-    """Of a block that is solved whole, whose emissions are in ``scratch``, what an exact pass needs.
+    """The figures of an exact pass for a block that is solved whole, whose emissions are in ``scratch``.
 
     Returns:
         Hinge, ``<psi, scores>``, mean loss, and the sums of the absolute values of its terms and of psi.

@@ -13,7 +13,9 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_int64, describe
 from torchssvm.core.potentials import SINGLE, Potentials, as_potentials
 from torchssvm.core.structure import Labeling, reject_rows
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Model, Weights
+from torchssvm.kinds.adapter import Extra, HeadAdapter, Reading, Shapes
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.weights import HeadWeights, Model, Tensors
 
 
 class Form(HeadAdapter):
@@ -26,8 +28,8 @@ class Form(HeadAdapter):
 
     Args:
         head: The head, whose structure is ``head.structure``. Its parameters are the tensors below, or views of them.
-        kind: A named tuple of numbers and arrays that all examples share. Its class has versions of ``score``,
-            ``decode`` and ``add_labeling`` of :mod:`torchssvm.kinds.block`.
+        kind: A named tuple of numbers and arrays that all examples share. Its class has versions of
+            ``list_parts`` and ``decode`` of :mod:`torchssvm.kinds.block`.
         weight: ``[F, K]``.
         bias: ``[K]``, or None.
         pairs: ``[rows, width]``, or None.
@@ -42,6 +44,7 @@ class Form(HeadAdapter):
     """
 
     notes = True
+    weights: FormWeights
 
     def __init__(
         self,
@@ -57,48 +60,17 @@ class Form(HeadAdapter):
         cost: float = 1.0,
         room: Callable[[], Any] | None = None,
     ) -> None:
-        self.head, self.structure, self._kind, self.emission = head, head.structure, kind, emission
-        self.pairs = None if pairs is None else transition
-        self.has_bias, self._labels, self._cost, self._room = bias is not None, labels, cost, room
-        self._num_features, self._num_states = weight.shape
-        self._pair_shape = (0, self._num_states) if pairs is None else tuple(pairs.shape)
-        self._views = [None if w is None else _view_of(head, w) for w in (weight, pairs, bias)]
-        if sorted(view[0] for view in self._views if view) != sorted(name for name, _ in head.named_parameters()):
-            raise TypeError(
-                f"weight, bias and pairs must be all the parameters of {type(head).__name__}(...), once each"
-            )
-        self.ragged = self._by_row = False
+        super().__init__(head, FormWeights(head, weight, pairs, bias))
+        self.emission, self.pairs, self.ragged = emission, None if pairs is None else transition, False
+        self._kind, self._labels, self._cost, self._room, self._by_row = kind, labels, cost, room, False
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    @property
-    def num_states(self) -> int:
-        """K."""
-        return self._num_states
-
-    @property
-    @override
-    def width(self) -> int:
-        return self._num_states
-
-    @property
-    @override
-    def pair_rows(self) -> int:
-        return self._pair_shape[0]
-
-    @property
-    @override
-    def pair_width(self) -> int:
-        return self._pair_shape[1]
-
-    def width_of(self, rows: int) -> int:
-        """K: rows are not padded."""
-        return self._num_states
-
-    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels within the lengths.
+    def read(self, x: Any, target: Labeling, potentials: Potentials) -> Reading:
+        """The rows and labels within the lengths.
 
         Raises:
-            ValueError: The target is not int64 ``[B, N]``, a label is out of range, or -1 is not at the end.
+            ValueError: ``x``, a label or the number of labels is not valid; or the potentials are not
+                ``x weight + bias`` and ``pairs``, or have another shape than before.
         """
         two_axes = isinstance(target, Tensor) and target.ndim == 2
         check_int64(target, "target", target.shape if two_axes else ("B", "N"))
@@ -109,16 +81,29 @@ class Form(HeadAdapter):
             ((target < -1) | (target >= self._labels) | ~in_order).any(1),
             "target has labels outside of Form(labels=" + str(self._labels) + "), or -1 before a label, in {rows}",
         )
+        num_features = len(self.weights.emission)
+        shapes = {(len(target), num_features), (*target.shape, num_features)}
+        if not isinstance(x, Tensor) or tuple(x.shape) not in shapes or not x.is_floating_point():
+            raise ValueError(f"x must be floats [B, F] or [B, N, F], F = {num_features}, not {describe(x)}")
+        self._note(x, potentials)
+        advice = (
+            "-1 must mark places beyond the lengths" if self.ragged else f"it must have {self._size}, none of them -1"
+        )
+        reject_rows(  # kernels trust the size of a target
+            sizes != (potentials.lengths if self.ragged else self._size),
+            "target has another number of labels than a labeling in {rows}: " + advice,
+        )
         labels = target[real]
-        return labels, torch.full((len(labels),), self._cost, dtype=torch.float64), sizes
+        return Reading(
+            labels,
+            torch.full((len(labels),), self._cost, dtype=torch.float64),
+            sizes,
+            x[real] if x.ndim == 3 else x,
+            rows=sizes if self._by_row else torch.ones_like(sizes),
+        )
 
-    def own(self, x: Any, target: Labeling, potentials: Potentials) -> dict[str, tuple[Tensor, Tensor]]:
-        """Nothing beside labels and features.
-
-        Raises:
-            ValueError: The potentials are not ``x weight + bias`` and ``pairs``, or of another shape than before; or a
-                target has more or fewer labels than a labeling.
-        """
+    def _note(self, x: Tensor, potentials: Potentials) -> None:
+        """Note the shapes of the first batch, and compare the head; ValueError if a later one has others."""
         ragged, shapes = potentials.lengths is not None, {n: tuple(t.shape[1:]) for n, t in potentials.tensors.items()}
         if not self._shapes:
             self.ragged, self._by_row, self._shapes = ragged, x.ndim == 3, shapes
@@ -128,13 +113,6 @@ class Form(HeadAdapter):
             raise ValueError(
                 f"potentials are {potentials}, not {self._shapes}: examples of different sizes need lengths"
             )
-        reject_rows(
-            (target >= 0).sum(1)
-            != (potentials.lengths if ragged else self._size),  # kernels take a target's size as given
-            "target has another number of labels than a labeling in {rows}: "
-            + ("-1 must mark what is beyond the lengths" if ragged else f"it must have {self._size}, none of them -1"),
-        )
-        return {}
 
     def _compare(self, x: Tensor, potentials: Potentials) -> None:
         """Compare the head at random weights with ``x weight + bias`` and ``pairs``."""
@@ -143,7 +121,7 @@ class Form(HeadAdapter):
         with torch.no_grad():
             for p in head.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
-            weight, pairs, bias = self._tensors(head)
+            weight, pairs, bias = self.weights.views(head)
             assert weight is not None
             lengths = () if potentials.lengths is None else (potentials.lengths,)
             returned = as_potentials(head(x, *lengths)).tensors
@@ -166,23 +144,8 @@ class Form(HeadAdapter):
                 + ": return both unscaled"
             )
 
-    def features(self, x: Any, target: Labeling) -> Tensor:
-        """Rows within the lengths.
-
-        Raises:
-            ValueError: ``x`` has another shape.
-        """
-        shapes = {(len(target), self._num_features), (*target.shape, self._num_features)}
-        if not isinstance(x, Tensor) or tuple(x.shape) not in shapes or not x.is_floating_point():
-            raise ValueError(f"x must be floats [B, F] or [B, N, F], F = {self._num_features}, not {describe(x)}")
-        return x if x.ndim == 2 else x[target >= 0]
-
-    def lists(self, sizes: Tensor, own: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
-        """One row for each label, or for each example."""
-        return sizes if self._by_row else torch.ones_like(sizes)
-
     @override
-    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
+    def kind(self, examples: Examples, extra: Extra) -> Any:
         return self._kind
 
     @override
@@ -190,7 +153,7 @@ class Form(HeadAdapter):
         return self._room
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         one = torch.ones_like(lengths)
         rows = (lengths, (self.num_states,)) if self.ragged else (one, self._shapes[self.emission])
         return {self.emission: rows} | ({} if self.pairs is None else {self.pairs: (one, self._shapes[self.pairs])})
@@ -199,16 +162,43 @@ class Form(HeadAdapter):
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         return 0, torch.full_like(lengths, self._labels - 1)
 
-    def _tensors(self, head: Any, like: Callable[[Tensor], Tensor] = Tensor.detach) -> list[Tensor | None]:
-        """Weight, pairs and bias as views of ``like(parameter)`` for the parameters of ``head``."""
-        made = {name: like(p) for name, p in head.named_parameters()}
-        return [None if view is None else made[view[0]].as_strided(*view[1:]) for view in self._views]
+
+class FormWeights(HeadWeights):
+    """Weights that are views of the head's parameters: emissions ``[F, K]``, rows of pairs, and a bias ``[K]``."""
+
+    def __init__(self, head: Any, emission: Tensor, pairs: Tensor | None, bias: Tensor | None) -> None:
+        super().__init__(head)
+        self._views = [None if w is None else _view_of(head, w) for w in (emission, pairs, bias)]
+        if sorted(view[0] for view in self._views if view) != sorted(name for name, _ in head.named_parameters()):
+            raise TypeError(
+                f"weight, bias and pairs must be all the parameters of {type(head).__name__}(...), once each"
+            )
+
+    @property
+    @override
+    def emission(self) -> Tensor:
+        return self.tensors()[0]
+
+    @property
+    @override
+    def pairs(self) -> Tensor | None:
+        return self.tensors()[1]
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.num_states  # rows are not padded
 
     @override
-    def weights(self) -> Weights:
-        weight, pairs, bias = self._tensors(self.head)
+    def tensors(self) -> Tensors:
+        weight, pairs, bias = self.views(self.head)
         assert weight is not None
         return weight, pairs, bias, None, None
+
+    def views(self, head: Any, like: Callable[[Tensor], Tensor] = Tensor.detach) -> list[Tensor | None]:
+        """Emissions, pairs and bias as views of ``like(parameter)`` for the parameters of a head like this one."""
+        made = {name: like(p) for name, p in head.named_parameters()}
+        return [None if view is None else made[view[0]].as_strided(*view[1:]) for view in self._views]
 
     @override
     def trained(self, model: Model) -> list[Any]:
@@ -219,7 +209,7 @@ class Form(HeadAdapter):
             made.append(torch.empty(p.shape, dtype=arrays[0].dtype))
             return made[-1]
 
-        for view, array in zip(self._tensors(self.head, keep), arrays, strict=True):
+        for view, array in zip(self.views(self.head, keep), arrays, strict=True):
             if view is not None:
                 view.copy_(array)
         return [tensor.numpy() for tensor in made]

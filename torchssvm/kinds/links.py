@@ -17,20 +17,22 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
-from torchssvm.compiler.vectors import add_rows, exact_dot, set_row
+from torchssvm.compiler.vectors import add_rows, exact_dot, exact_dots, set_row
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, reject_rows
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, Weights, check_sizes
+from torchssvm.kinds.adapter import Extra, HeadAdapter, Reading, Shapes, check_sizes
 from torchssvm.kinds.block import (
     add_rows_to_weights,
-    add_states,
-    list_rows,
+    list_states,
     potentials_of_rows,
     respond_rows,
     square_rows,
+    state,
     uniform_mean_loss,
 )
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.weights import HeadWeights, Tensors
 
 
 class Links(NamedTuple):
@@ -54,27 +56,16 @@ class Links(NamedTuple):
 
 
 class LinkRoom(NamedTuple):
-    """Workspace: ``[G, K K]`` float64, and the arrays of a decoder."""
+    """Workspace: ``[G, K K]`` and ``[rows of pairs, K]``, both float64, and the arrays of a decoder."""
 
     gradient: Any
+    pairs: Any
     decoder: Any
-
-
-@njit
-def pair_rows_of(kind, examples, i):
-    """K for each edge."""
-    return kind.links.states * (kind.links.start[i + 1] - kind.links.start[i])
-
-
-@njit
-def pairs_of(kind, weights, made):
-    """The scores made by ``potentials``."""
-    return made
 
 
 @njit_fastmath
 def potentials(kind, examples, model, i, scratch):
-    """Emissions of the nodes, and the scores of the edges' pairs into ``scratch.transition``."""
+    """Emissions of the nodes, and the scores of the edges' pairs in ``scratch.transition``."""
     links, states = kind.links, kind.links.states
     for place in range(links.start[i + 1] - links.start[i]):
         e = links.start[i] + place
@@ -85,42 +76,20 @@ def potentials(kind, examples, model, i, scratch):
             for a in range(states):
                 for b in range(a):
                     table[a * states + b], table[b * states + a] = table[b * states + a], table[a * states + b]
-    return potentials_of_rows(examples, model, i, scratch.emission)
+    potentials_of_rows(examples, model, i, scratch.emission)
+    return scratch.emission, scratch.transition
 
 
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
-    """The scores of labels and of the pairs at the edges."""
-    links, total = kind.links, 0.0
-    for v in range(length):
-        total += emission[v, labels[v]]
+def list_parts(kind, examples, i, labels, other, task):
+    """States of the nodes, then of the edges."""
+    links, states, total = kind.links, kind.links.states, list_states(examples, i, labels, other, task)
     for place in range(links.start[i + 1] - links.start[i]):
         a, b = links.ends[links.start[i] + place, 0], links.ends[links.start[i] + place, 1]
         if a >= 0:
-            total += transition[place * links.states + labels[a], labels[b]]
+            row = place * states
+            total += state(task, task.pairs, row + labels[a], labels[b], row + other[a], other[b])
     return total
-
-
-@njit
-def mark_rows(kind, examples, i, labels, used):
-    """The rows of the labels' pairs."""
-    links = kind.links
-    for place in range(links.start[i + 1] - links.start[i]):
-        a = links.ends[links.start[i] + place, 0]
-        if a >= 0:
-            used[place * links.states + labels[a]] = True
-
-
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """``mass (p(labels) - p(y))``: labels and pairs that differ."""
-    links, target = kind.links, examples.y[examples.start[i] :]
-    add_states(examples, i, length, labels, mass, delta)
-    for place in range(links.start[i + 1] - links.start[i]):
-        a, b = links.ends[links.start[i] + place, 0], links.ends[links.start[i] + place, 1]
-        if a >= 0 and (labels[a] != target[a] or labels[b] != target[b]):
-            pairs[place * links.states + labels[a], labels[b]] += mass
-            pairs[place * links.states + target[a], target[b]] -= mass
 
 
 @njit
@@ -157,30 +126,14 @@ def respond_in_pairs(kind, i, tables, out):
 
 
 @njit
-def respond_pairs(kind, examples, i, pairs, rows, room, scratch):
-    """By way of the weights."""
-    tables = scratch.room.gradient
-    set_row(tables, None, None, 0.0)
-    add_to_tables(kind, i, pairs, rows, 1.0, tables)
-    respond_in_pairs(kind, i, tables, room)
-    return room
-
-
-@njit
-def respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
-    """Emissions by the products of rows, pairs by way of the weights."""
-    delta, pairs = scratch.delta, scratch.pairs
-    for t in range(length):
-        set_row(delta[t], None, None, 0.0)
-    add_labeling(kind, examples, i, length, labels, 1.0, delta, pairs, pairs)
-    respond_rows(examples, model, i, length, delta, scratch)
-    used = scratch.used[: pair_rows_of(kind, examples, i)]
-    for row in range(len(used)):
-        used[row] = False
-    mark_rows(kind, examples, i, labels, used)
-    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
-    rows = scratch.rows[: list_rows(used, scratch.rows)]
-    respond_pairs(kind, examples, i, pairs, rows, pairs, scratch)
+def respond_to_parts(kind, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
+    """Nodes by the products of rows, edges by way of the weights."""
+    room = scratch.room
+    total = respond_rows(examples, model, i, length, psi, scratch)
+    set_row(room.gradient, None, None, 0.0)
+    add_to_tables(kind, i, pairs, rows, 1.0, room.gradient)
+    respond_in_pairs(kind, i, room.gradient, room.pairs)
+    return total + exact_dots(pairs, room.pairs, rows, len(rows)), room.pairs
 
 
 @njit
@@ -201,22 +154,32 @@ def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch
 
 def with_links(kind: type) -> type:
     """Register these versions for a named tuple with a field ``links``; the kind adds ``decode``."""
-    versions = pair_rows_of, pairs_of, potentials, score, mark_rows, add_labeling
-    for version in (*versions, respond_pairs, respond, squared_length, add_to_weights):
+    for version in (potentials, list_parts, respond_to_parts, squared_length, add_to_weights):
         function: ByKind = getattr(block, version.__name__)
         function.of(kind)(version)
     block.mean_loss.of(kind)(uniform_mean_loss)
     return kind
 
 
-class LinkAdapter(HeadAdapter):
-    """A head with weights ``node`` ``[K, F]`` and ``edge`` ``[G, K, K]``, and perhaps a bias of the nodes."""
+class LinkWeights(HeadWeights):
+    """Weights ``node`` ``[K, F]`` and ``edge`` ``[G, K, K]``, and perhaps a bias of the nodes."""
 
-    matrix, table = "node", "edge"
+    def __init__(self, head: Any) -> None:
+        super().__init__(head, "node", "edge")
+
+    @override
+    def tensors(self) -> Tensors:
+        emission, _, *biases = super().tensors()
+        return emission, self.head.edge.flatten(1), *biases  # a row of pairs for each feature of edges
+
+
+class LinkAdapter(HeadAdapter):
+    """A head with :class:`LinkWeights`."""
+
     emission, pairs, ragged_labels, carries, notes = "node", "edge", True, True, True
 
     def __init__(self, head: Any, symmetric: bool, limits: Sequence[int] = ()) -> None:
-        super().__init__(head, limits)
+        super().__init__(head, LinkWeights(head), limits)
         self._symmetric = symmetric
         self.ragged, self._nodes, self._edges = False, 0, 0
 
@@ -239,8 +202,8 @@ class LinkAdapter(HeadAdapter):
     def labeling(self, labels: Tensor, pairs: Tensor) -> Labeling:
         """The named tuple of a labeling."""
 
-    def own(self, x: Any, target: Labeling, potentials: Potentials) -> dict[str, Ragged]:
-        """The edges.
+    def read(self, x: Any, target: Labeling, potentials: Potentials) -> Reading:
+        """Nodes and edges.
 
         Raises:
             ValueError: Only some batches have lengths, or none has and sizes differ; or features are not finite.
@@ -254,20 +217,27 @@ class LinkAdapter(HeadAdapter):
         real = torch.arange(ends.shape[1]) < counts.unsqueeze(1)
         z = z.detach().to(self.head.edge.dtype)
         reject_rows((~torch.isfinite(z).all(2) & real).any(1), "x has features of edges that are not finite in {rows}")
-        return {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
+        extra = {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
+        return super().read(x, target, potentials)._replace(extra=extra)
 
     @override
-    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        start, ends = own["ends"]
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
+        rows = (self.num_states * extra["ends"][0].diff()).numpy()
+        scale = float(np.abs(extra["z"][1].numpy()).sum(1).max(initial=0.0))
+        return super().complete(examples, extra)._replace(pair_rows=rows, pair_scale=scale)
+
+    @override
+    def kind(self, examples: Examples, extra: Extra) -> Any:
+        start, ends = extra["ends"]
         counts = start.diff()
         place = torch.arange(int(counts.max()) if len(counts) else 0)
         inside = place < counts.unsqueeze(1)
         self._ends = torch.full((*inside.shape, 2), -1)  # [n, E, 2]
         self._ends[inside] = ends
-        arrays: Any = (tensor.contiguous().numpy() for tensor in (start, ends, own["z"][1], own["turned"][1]))
+        arrays: Any = (tensor.contiguous().numpy() for tensor in (start, ends, extra["z"][1], extra["turned"][1]))
         return self.linked(Links(*arrays, self._symmetric, self.num_states), examples)  # type: ignore[call-arg]
 
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         """Rows of nodes, if they are padded, and matrices of edges."""
         one, states = torch.ones_like(lengths), self.num_states
         nodes = (lengths, (states,)) if self.ragged else (one, (self._nodes, states))
@@ -275,16 +245,12 @@ class LinkAdapter(HeadAdapter):
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room for weights of edges and for the decoder."""
-        return partial(_make_room, (len(self.head.edge), self.num_states**2), self.decoder_room(examples))
+        rows = int(examples.pair_rows.max())
+        return partial(_make_room, len(self.head.edge), self.num_states, rows, self.decoder_room(examples))
 
     @abstractmethod
     def decoder_room(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the decoder."""
-
-    def weights(self) -> Weights:
-        """A row of pairs for each feature of edges."""
-        emission, _, *biases = super().weights()
-        return emission, self.head.edge.flatten(1), *biases
 
     def longest_labeling(self, longest: int) -> Labeling:
         """Labels ``[1, longest]``, and their pairs."""
@@ -299,5 +265,5 @@ class LinkAdapter(HeadAdapter):
         labelings[1][examples, slots, : pairs.shape[1]] = pairs.to(labelings[1].dtype)
 
 
-def _make_room(size: tuple[int, int], decoder: Callable[[], Any]) -> LinkRoom:
-    return LinkRoom(np.zeros(size), decoder())
+def _make_room(features: int, states: int, rows: int, decoder: Callable[[], Any]) -> LinkRoom:
+    return LinkRoom(np.zeros((features, states**2)), np.zeros((rows, states)), decoder())

@@ -75,16 +75,16 @@ def take_square(examples, token, sums):
 
 @where_long
 @njit
-def mark(reach, examples, start, length, held, count, found, is_new, response):
+def mark(reach, examples, start, length, slots, count, corner, is_new, response):
     """Write infinity where labelings that differ at a token are scored, and 0 elsewhere."""
     for t in range(length):
-        row, target, differs = response[t], examples.y[start + t], is_new and found[t] != examples.y[start + t]
+        row, target, differs = response[t], examples.y[start + t], is_new and corner[t] != examples.y[start + t]
         set_row(row, None, None, 0.0)
         if differs:
-            row[found[t]] = np.inf
+            row[corner[t]] = np.inf
         for c in range(count):
-            if held[c, t] != target:
-                row[held[c, t]] = np.inf
+            if slots[c, t] != target:
+                row[slots[c, t]] = np.inf
                 differs = True
         if differs:
             row[target] = np.inf

@@ -559,7 +559,7 @@ def _multiplications(adapter: HeadAdapter, sample: Sample) -> int:
     features = tree_tensors(sample.x)[0].numel() // max(sample.size, 1)
     if adapter.ragged_labels:  # each feature belongs to one label
         return features
-    work = features * adapter.row_width
+    work = features * adapter.num_states
     if adapter.pairs is not None:
         rows, pairs = sample.potentials[adapter.emission], sample.potentials[adapter.pairs]
         each = rows.shape[1] if rows.ndim == 3 and adapter.pairs not in sample.potentials.ragged else 1

@@ -15,9 +15,7 @@ from torchssvm.kinds.block import (
     forget_pairs,
     list_rows,
     mark_rows,
-    pair_rows_of,
     respond,
-    respond_pairs,
     respond_to_parts,
     score,
     size_of,
@@ -90,7 +88,7 @@ def read_slot(i, c, examples, blocks, labels):
 def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     """The direction in parts space, for the change of the masses; returns how many rows of its pairs are used."""
     delta, pairs, change, kind = scratch.delta, scratch.delta_pairs, scratch.change, examples.kind
-    used, labels = scratch.used[: pair_rows_of(kind, examples, i)], scratch.labels
+    used, labels = scratch.used[: examples.pair_rows[i]], scratch.labels
     rest = blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0
     psi, psi_pairs, rest_used = rest_views(examples, blocks, i, length)
     for j in range(len(used)):
@@ -141,7 +139,7 @@ def move_masses(i, count, length, step, rows, examples, blocks, scratch):
 def rest_views(examples, blocks, i, length):
     """Psi of the rest of block i: emissions and pairs, and which rows of the pairs may not be zero."""
     start, place = blocks.rest_emission_start[i], blocks.rest_transition_start[i]
-    end = place + pair_rows_of(examples.kind, examples, i)
+    end = place + examples.pair_rows[i]
     return blocks.rest_emission[start : start + length], blocks.rest_transition[place:end], blocks.rest_used[place:end]
 
 
@@ -157,7 +155,7 @@ def add_to_rest(examples, i, length, labels, mass, blocks, counts):
 @njit
 def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2); slots keep theirs."""
-    gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
+    gram, labels = scratch.gram, scratch.labels
     kind, size, read = examples.kind, size_of(examples, i), (scratch, blocks.labelings[i], count, output, is_new)
     start, factor = examples.start[i], examples.weight[i] * examples.weight[i]
     target = examples.y[start : start + size]
@@ -177,7 +175,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, 
             read_slot(i, c, examples, blocks, labels)
         for t in range(size if c == count else 0):
             labels[t] = output[t]
-        respond(kind, examples, model, i, length, labels, *read)
+        response, pairs = respond(kind, examples, model, i, length, labels, *read)
         target_score = score(kind, examples, i, target, length, response, pairs)
         for e in range(count):
             value = factor * (score(kind, examples, i, blocks.labelings[i, e], length, response, pairs) - target_score)
@@ -192,15 +190,14 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, 
             value = factor * (score(kind, examples, i, output, length, response, pairs) - target_score)
             gram[c + 1, count + 1] = value
             gram[count + 1, c + 1] = value
-        forget_pairs(kind, examples, i, length, labels, pairs)
+        forget_pairs(kind, examples, i, labels, scratch)
     if not (blocks.mixed[i] and blocks.rest_mass[i] > 0.0):
         return
     psi, psi_pairs, used = rest_views(examples, blocks, i, length)
     share = 1.0 / blocks.rest_mass[i]
-    total = respond_to_parts(kind, examples, model, i, length, psi, *read)
     rows = scratch.rows[: list_rows(used, scratch.rows)]
-    moved = respond_pairs(kind, examples, i, psi_pairs, rows, pairs, scratch)
-    total += exact_dots(psi_pairs, moved, rows, len(rows))
+    total, moved = respond_to_parts(kind, examples, model, i, length, psi, psi_pairs, rows, *read)
+    response = scratch.response
     target_score = score(kind, examples, i, target, length, response, moved)
     gram[0, 0] = factor * share * share * total
     for c in range(count + 1):
@@ -213,7 +210,6 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, 
         value = -factor * share * (score(kind, examples, i, labels, length, response, moved) - target_score)
         gram[0, c + 1] = value
         gram[c + 1, 0] = value
-    forget_pairs(kind, examples, i, length, labels, pairs)
 
 
 @njit

@@ -18,19 +18,18 @@ from torchssvm.compiler.vectors import exact_dots, exact_sums
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import Examples, Model, Scratch, squares_of_rows, with_types
 from torchssvm.kinds.block import (
     add_to_weights,
     decode,
-    length_of,
     list_rows,
     loss_of,
     mean_loss,
-    pairs_of,
     potentials,
     score,
     size_of,
 )
+from torchssvm.kinds.examples import Examples, Scratch, squares_of_rows, with_types
+from torchssvm.kinds.weights import Model
 from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
 from torchssvm.solvers.compiled.memory import BlockArrays, BlockMemory, Options, Scalars
@@ -45,37 +44,34 @@ class HingeRounding:
     """Estimates how far float32 moves a hinge, from a sample of tokens: the largest, and some others."""
 
     def __init__(self, examples: Examples) -> None:
-        kind, lengths, weight = examples.kind, np.diff(examples.start), examples.weight
-        links = getattr(kind, "links", None)  # edges with features
-        self._edges = 1.0 if links is None else float(np.abs(links.z).sum(1).max(initial=0.0))
+        lengths, weight = np.diff(examples.start), examples.weight
+        self._pair_scale = examples.pair_scale
         # A labeling differs from the target's at some tokens; of long sequences, more and more of them are doubtful.
         self._differing = float((weight * (np.sqrt(2.0 * lengths) + 0.05 * lengths)).mean())
-        many = len(examples.x) if examples.dense else len(examples.row) - 1
         sizes = squares_of_rows(examples)
-        largest = np.argpartition(sizes, max(many - _SAMPLE // 2, 0))[-(_SAMPLE // 2) :]
-        rows = np.unique(np.append(largest, np.linspace(0, many - 1, _SAMPLE // 2).astype(np.int64)))
+        largest = np.argpartition(sizes, max(len(sizes) - _SAMPLE // 2, 0))[-(_SAMPLE // 2) :]
+        rows = np.unique(np.append(largest, np.linspace(0, len(sizes) - 1, _SAMPLE // 2).astype(np.int64)))
         if examples.dense:
-            token, self._column = np.nonzero(examples.x[rows])
-            self._value = np.abs(examples.x[rows][token, self._column], dtype=np.float64)
+            token, column = np.nonzero(examples.x[rows])
+            value = examples.x[rows][token, column]
         else:
             places = np.concatenate([np.arange(examples.row[row], examples.row[row + 1]) for row in rows])
-            token = np.repeat(np.arange(len(rows)), np.diff(examples.row)[rows])
-            self._column = examples.column[places].astype(np.int64)
-            self._value = np.abs(examples.value[places]) if len(examples.value) else np.ones(len(places))
-            if hasattr(kind, "known_start"):  # columns are numbered within each example
+            token, column = np.repeat(np.arange(len(rows)), np.diff(examples.row)[rows]), examples.column[places]
+            value = examples.value[places] if len(examples.value) else np.ones(len(places))
+            if len(examples.distinct):
                 example = np.searchsorted(examples.line, rows[token], side="right") - 1
-                self._column = kind.known[kind.known_start[example] + self._column]
-        self._first = np.flatnonzero(np.diff(token, prepend=-1))  # of each token with features
-        self._tokens = len(rows)
+                column = examples.distinct[examples.distinct_start[example] + column]
+        self._column, place = np.unique(column, return_inverse=True)
+        self._values = np.zeros((len(rows), len(self._column)))  # absolute features of the sample
+        np.add.at(self._values, (token, place), np.abs(value))
 
     def __call__(self, model: Model) -> float:
         """The typical rounding of a hinge at these float32 weights."""
-        terms = np.add.reduceat(self._value[:, None] * np.abs(model.emission[self._column]), self._first)
-        others = (self._edges * model.transition, model.bias, model.first, model.last)
+        terms = self._values @ np.abs(model.emission[self._column])
+        others = (self._pair_scale * model.transition, model.bias, model.first, model.last)
         largest = sum(float(np.abs(array).max(initial=0.0)) for array in others)
         share = _SHARE * float(np.finfo(np.float32).eps) / 2
-        mean = np.square(terms).sum() / (self._tokens * terms.shape[1])
-        return share * self._differing * (float(np.sqrt(mean)) + largest)
+        return share * self._differing * (float(np.sqrt(np.square(terms).mean())) + largest)
 
 
 def widen(arrays: Any) -> Any:
@@ -169,9 +165,8 @@ class ExactPasses:
 
         scale = 1.0 / (dual.lam * dual.num_examples)
         sums: dict[str, Any] = {name: getattr(totals, name).sum(0) for name in _ARRAYS}
-        weights = [
-            torch.from_numpy(array).contiguous() * scale for array in memory.adapter.trained(totals._replace(**sums))
-        ]
+        arrays = memory.adapter.weights.trained(totals._replace(**sums))
+        weights = [torch.from_numpy(array).contiguous() * scale for array in arrays]
         return ExactPass(
             hinges=float(hinges.sum()),
             exact=not bounds[1].any(),
@@ -239,8 +234,8 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
     """Decode one example and add its weights to ``part``; returns whether it has any."""
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
     kind, start, output, weight = examples.kind, examples.start[i], scratch.corner, examples.weight[i]
-    length = potentials(kind, examples, model, i, scratch)
-    emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    length = examples.length[i]
+    emission, transition = potentials(kind, examples, model, i, scratch)
     scratch.slack[0] = 0.0
     loss = decode(kind, examples, i, length, scratch, transition, output)
     base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
@@ -283,7 +278,7 @@ def remember_range(begin, end, examples, blocks, options, scratch, counters, cor
     clock, kept = counters[2], 0
     for i in range(begin, end):
         start, size = examples.start[i], size_of(examples, i)
-        length = length_of(examples.kind, examples, i)
+        length = examples.length[i]
         output = scratch.corner
         for t in range(size):
             output[t] = corners[start + t]

@@ -8,7 +8,6 @@ from torchssvm.compiler.jit import njit
 from torchssvm.kinds.block import (
     add_to_weights,
     decode,
-    pairs_of,
     potentials,
     score,
     size_of,
@@ -104,8 +103,8 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     if not has_room(i, count, blocks, options):
         return False
     kind, start, size, weight = examples.kind, examples.start[i], size_of(examples, i), examples.weight[i]
-    length = potentials(kind, examples, model, i, scratch)
-    emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    length = examples.length[i]
+    emission, transition = potentials(kind, examples, model, i, scratch)
     base = score(kind, examples, i, examples.y[start : start + size], length, emission, transition)
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
     mean, best = fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, transition, scratch)

@@ -116,9 +116,9 @@ class BlockMemory:
         n, dtype = len(dual.own), torch.zeros(0, dtype=dual.parameters[0].dtype).numpy().dtype
         self._nothing = BlockArrays(
             **without_slots(n, self.longest, dtype),
-            rest_emission=np.zeros((1, adapter.row_width), dtype),
+            rest_emission=np.zeros((1, adapter.num_states), dtype),
             rest_emission_start=np.zeros(n, np.int64),
-            rest_transition=np.zeros((0, adapter.pair_width), dtype),
+            rest_transition=np.zeros((0, adapter.weights.pair_width), dtype),
             rest_transition_start=np.zeros(n, np.int64),
             rest_used=np.zeros(0, np.bool_),
         )
@@ -170,10 +170,10 @@ class BlockMemory:
                 if len(trailing) == 1 and self.rest.buffers[name].values.shape[1] > trailing[0]:
                     self.rest.buffers[name].crop(trailing[0])  # they were made for larger ones of another process
             emission, *pairs = (self.rest.buffers[name] for name in shapes)
-            rows, start = _as_rows(emission, self.adapter.row_width)
+            rows, start = _as_rows(emission, self.adapter.num_states)
             blocks = blocks._replace(rest_emission=rows.numpy(), rest_emission_start=start.numpy())
             for buffer in pairs:
-                rows, start = _as_rows(buffer, self.adapter.pair_width)
+                rows, start = _as_rows(buffer, self.adapter.weights.pair_width)
                 if self._used is None:
                     self._used = rows.any(1)
                 blocks = blocks._replace(
@@ -276,15 +276,15 @@ def validate_weights(
         raise RuntimeError(f"head has changed weights (norm {size:.6g}, was {dual.held_norm:.6g}): load a state")
 
 
-def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targets: Tensor) -> None:
+def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, sizes: Tensor, targets: Tensor) -> None:
     """Raise RuntimeError for a block of another target, and ValueError for one of another length or of unknown labels.
 
-    ``lengths`` of the examples and digests ``targets`` are ``[n]`` int64.
+    ``lengths`` of the examples, their numbers of labels ``sizes`` and digests ``targets`` are ``[n]`` int64.
     """
     storage, first = dual.storage, dual.own.start
     if isinstance(storage, Labelings):
         _check_lengths(storage.sets.length, lengths, first)
-        fit = _labelings_fit(adapter, storage, lengths)
+        fit = _labelings_fit(adapter, storage, lengths, sizes)
         fit = fit and _rows_fit(adapter, storage.rest.buffers, lengths, first, storage.mixed)
     else:
         assert isinstance(storage, MeanParts)
@@ -300,11 +300,11 @@ def _check_lengths(block_lengths: Tensor, lengths: Tensor, first: int) -> None:
         raise other_length(first + i, int(lengths[i]), int(block_lengths[i]))
 
 
-def _labelings_fit(adapter: HeadAdapter, storage: Labelings, lengths: Tensor) -> bool:
+def _labelings_fit(adapter: HeadAdapter, storage: Labelings, lengths: Tensor, sizes: Tensor) -> bool:
     sets, (least, most) = storage.sets, adapter.label_limits(lengths)
     if not sets.labelings:
         return True
-    sizes, like = adapter.label_counts(lengths), tree_tensors(adapter.longest_labeling(1))
+    like = tree_tensors(adapter.longest_labeling(1))
     first = sets.labelings[0]
     if len(sets.labelings) != len(like) or first.ndim != 1 + like[0].ndim:
         return False

@@ -16,7 +16,8 @@ from torchssvm.core.problem import digest_examples
 from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures, check_finite, lists_of
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, with_types
+from torchssvm.kinds.adapter import Extra, HeadAdapter
+from torchssvm.kinds.examples import Examples, with_types
 from torchssvm.structures.weighted import apart, joined
 
 _DENSE = 0.6  # a list leaves out zeros, and takes slightly more time for each number
@@ -27,13 +28,14 @@ class Piece(NamedTuple):
 
     index: Tensor  # type: ignore[assignment]  # it hides tuple.index; [B] int64
     sizes: Tensor  # [B] int64, numbers of labels
+    rows: Tensor  # [B] int64, numbers of rows of features
     lengths: Tensor  # [B] int64
     x: Tensor | Lists  # [rows, F], or lists; lists without values are of ones
     labels: Tensor  # [labels] int64
     cost: Tensor  # [labels] float64
     targets: Tensor  # [B] int64, their digests
     weight: Tensor  # [B] float64
-    extra: dict[str, Ragged]  # what the kind needs beside them
+    extra: Extra  # further entries for the kind
     inner: Tensor | None = None  # products of their rows, where they are known
 
 
@@ -65,7 +67,7 @@ def pack(
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
             raise ValueError(f"batches gave example {example + dual.own.start} twice: {OLD_NUMBERS}")
         sizes[piece.index], lengths[piece.index], targets[piece.index] = piece.sizes, piece.lengths, piece.targets
-        lines[piece.index], weight[piece.index] = adapter.lists(piece.sizes, piece.extra), piece.weight
+        lines[piece.index], weight[piece.index] = piece.rows, piece.weight
         if isinstance(piece.x, Tensor):
             nonzeros += piece.x.numel() if piece is earlier else int(piece.x.count_nonzero())  # what was dense stays so
         else:
@@ -75,7 +77,7 @@ def pack(
         missing = ((sizes == 0).nonzero().flatten() + dual.own.start).tolist()
         raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them: give each once")
     start, line_start = offsets(sizes), offsets(lines)
-    labels, rows, features = int(start[-1]), int(line_start[-1]), len(adapter.weights()[0])
+    labels, rows, features = int(start[-1]), int(line_start[-1]), len(adapter.weights.emission)
     dense = all(isinstance(piece.x, Tensor) for piece in pieces) and nonzeros > _DENSE * rows * features
     y, cost = torch.empty(labels, dtype=torch.int64), torch.empty(labels, dtype=torch.float64)
     x = torch.empty(rows if dense else 0, features, dtype=dtype)
@@ -110,19 +112,22 @@ def pack(
     inner = torch.full((int(inner_start[-1]),), -1.0, dtype=dtype)
     if earlier is not None and earlier.inner is not None:
         inner[_places(inner_start[earlier.index], products[earlier.index])] = earlier.inner
-    arrays = (x, value, column, row, y, cost, cost.to(dtype), weight, start, line_start, inner, inner_start[:-1])
-    limits: Any = (STORED if adapter.products else 0, adapter.pair_rows)
-    examples = with_types(Examples(dense, *(t.numpy() for t in arrays), *limits))  # type: ignore[arg-type]
+    labelled = y, cost, cost.to(dtype), weight, start
+    pairs = adapter.weights.tensors()[1]
+    in_rows = line_start, lines, torch.full_like(lines, 0 if pairs is None else len(pairs)), inner, inner_start[:-1]
+    arrays: Any = (tensor.numpy() for tensor in (x, value, column, row, *labelled, *in_rows))
+    none = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    examples = with_types(Examples(dense, *arrays, STORED if adapter.products else 0, *none))  # type: ignore[call-arg]
     ragged = {name: (starts.diff(), values) for name, (starts, values) in extra.items()}
     all_x = x if dense else Lists(counts, column, value)
-    whole = Piece(torch.arange(n), sizes, lengths, all_x, y, cost, targets, weight, ragged, inner)
+    whole = Piece(torch.arange(n), sizes, lines, lengths, all_x, y, cost, targets, weight, ragged, inner)
     return adapter.complete(examples, extra), whole
 
 
 def staying(adapter: HeadAdapter, piece: Piece, kept: Tensor) -> Piece:
     """The examples of a piece that stay: that at the place ``kept[i]`` is example i, where it is not -1."""
     index = (kept >= 0).nonzero().flatten()
-    at, lines = kept[index], adapter.lists(piece.sizes, piece.extra)
+    at, lines = kept[index], piece.rows
 
     def taken(values: Tensor, sizes: Tensor) -> Tensor:
         return values[_places(offsets(sizes)[:-1][at], sizes[at])]
@@ -138,7 +143,7 @@ def staying(adapter: HeadAdapter, piece: Piece, kept: Tensor) -> Piece:
     extra = {name: (sizes[at], taken(values, sizes)) for name, (sizes, values) in piece.extra.items()}
     labels, cost = (taken(values, piece.sizes) for values in (piece.labels, piece.cost))
     inner = taken(piece.inner, num_products(lines)) if piece.inner is not None and adapter.products else None
-    same = piece.sizes[at], piece.lengths[at], x, labels, cost, piece.targets[at], piece.weight[at]
+    same = piece.sizes[at], lines[at], piece.lengths[at], x, labels, cost, piece.targets[at], piece.weight[at]
     return Piece(index, *same, extra, inner)
 
 
@@ -159,20 +164,10 @@ def num_products(lengths: Tensor) -> Tensor:
 
 
 def long_features(examples: Examples) -> int:
-    """The size of ``Scratch.sums_of_label``: features and bias, if a chain is long."""
-    if examples.reach is None:
+    """The size of ``Scratch.sums_of_label``: features and bias, if an example has rows without stored products."""
+    if examples.reach is None or len(examples.distinct):
         return 0
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
-
-
-def largest_rows(examples: Examples) -> tuple[int, int]:
-    """The most rows of emissions, and of pairs, of an example."""
-    from torchssvm.kinds.block import count_rows, length_of, pair_rows_of
-
-    if length_of.is_default(examples.kind) and pair_rows_of.is_default(examples.kind):  # nothing is to be compiled
-        return int(np.diff(examples.line).max()), examples.pair_rows
-    rows, pairs = count_rows(examples, np.arange(len(examples.start) - 1), np.zeros((2, 2), np.int64))[1].tolist()
-    return rows, pairs
 
 
 def _check_kind(x: object) -> None:
@@ -190,18 +185,19 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor |
     target = adapter.structure.check_target(batch.y, potentials)
     check_finite(adapter.inputs(batch.x), index, dtype)
     with naming(batch.index):
-        labels, cost, sizes = adapter.targets(target)
-        x, extra = adapter.features(batch.x, target), adapter.own(batch.x, target, potentials)
+        read = adapter.read(batch.x, target, potentials)
+    x = read.features
     return Piece(
         index,
-        sizes,
-        adapter.lengths(sizes, potentials),
+        read.sizes,
+        read.sizes if read.rows is None else read.rows,
+        read.sizes if read.lengths is None else read.lengths,
         x if isinstance(x, Lists) else x.detach().to(dtype),
-        labels,
-        cost,
+        read.labels,
+        read.cost,
         digest_examples(joined(target, weight), potentials),
         torch.ones(len(index), dtype=torch.float64) if weight is None else weight.cpu(),
-        extra,
+        read.extra or {},
     )
 
 

@@ -18,8 +18,8 @@ from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.distributed.exchange import Exchange, Figures
-from torchssvm.kinds.adapter import Examples
-from torchssvm.kinds.block import count_rows, length_of, pair_rows_of, size_of
+from torchssvm.kinds.block import size_of
+from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.bcfw import record
 from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
 from torchssvm.solvers.compiled.memory import BlockArrays
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
 def keep_blocks(index: np.ndarray, examples: Examples, blocks: BlockArrays, losses: np.ndarray) -> Kept:
     """Copies of the blocks ``index``, ``[U]`` int64, distinct; ``losses`` ``[n]`` are l_i."""
     copies = [getattr(blocks, name)[index] for name in ("mass", "loss", "labelings", "rest_mass", "rest_loss")]
-    rows = count_rows(examples, index, np.zeros((2, 2), np.int64))[0]
+    rows = examples.length[index].sum(), examples.pair_rows[index].sum()
     rests = blocks.rest_emission, blocks.rest_transition
     emission, pairs = (np.zeros((count, a.shape[1]), a.dtype) for count, a in zip(rows, rests, strict=True))
     _copy_rests(index, examples, blocks, emission, pairs)
@@ -54,7 +54,7 @@ def keep_blocks(index: np.ndarray, examples: Examples, blocks: BlockArrays, loss
 def _copy_rests(index: Any, examples: Any, blocks: Any, emission: Any, pairs: Any) -> None:
     row, pair = 0, 0
     for i in index:
-        length, height = length_of(examples.kind, examples, i), pair_rows_of(examples.kind, examples, i)
+        length, height = examples.length[i], examples.pair_rows[i]
         psi, psi_pairs, _ = rest_views(examples, blocks, i, length)
         if blocks.rest_emission_start[i] > 0:
             set_row(emission[row : row + length], psi, None, None)
@@ -72,7 +72,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
     before, row, pair = 1.0 - share, 0, 0
     for u in range(len(kept.index)):
         i = kept.index[u]
-        length = length_of(examples.kind, examples, i)
+        length = examples.length[i]
         losses[i] = before * kept.losses[u] + share * losses[i]
         psi, pairs, _ = rest_views(examples, blocks, i, length)  # not read without a rest
         if blocks.rest_emission_start[i] > 0:
@@ -98,7 +98,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
                     blocks.rest_mass[i] += old
                     blocks.rest_loss[i] += old * kept.loss[u, c] / n
                     blocks.mixed[i] = True
-        row, pair = row + length, pair + pair_rows_of(examples.kind, examples, i)
+        row, pair = row + length, pair + examples.pair_rows[i]
 
 
 _LATENCY, _PER_WEIGHT, _PER_PRODUCT = 1e-3, 1e-8, 1e-9

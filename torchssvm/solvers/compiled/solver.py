@@ -22,7 +22,8 @@ from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import Examples, HeadAdapter, NotCompiledError, find_adapter, make_scratch
+from torchssvm.kinds.adapter import HeadAdapter, NotCompiledError, find_adapter
+from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
@@ -34,7 +35,7 @@ from torchssvm.solvers.compiled.memory import (
     validate_problem,
     validate_weights,
 )
-from torchssvm.solvers.compiled.packing import Piece, largest_rows, long_features, pack, staying
+from torchssvm.solvers.compiled.packing import Piece, long_features, pack, staying
 from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.solver import WhenEstimated
@@ -134,14 +135,15 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.head, self.dual = head, dual
         dual.ranks.run_on_all(lambda: self._read(batches, held))
         dual.ranks.check_same(round_visits=size)
-        rows, pairs = largest_rows(self.examples)
-        sizes = rows, adapter.row_width, adapter.width, pairs, adapter.pair_width
+        rows, pairs = int(self.examples.length.max()), int(self.examples.pair_rows.max())
+        states, weights = adapter.num_states, adapter.weights
+        sizes = rows, states, max(weights.width, states), pairs, weights.pair_width
         self._make_scratch = partial(
             make_scratch,
             *sizes,
             self._memory.capacity + 2,
             self.examples.added.dtype,
-            long_features(self.examples) if adapter.sums_features else 0,
+            long_features(self.examples),
             self._memory.longest,
             adapter.room_of(self.examples),
         )
@@ -346,7 +348,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             with undisturbed():
                 self._validate()
                 blocks = memory.blocks()
-            made = self._exact(self._adapter.model(), blocks, dual, options, memory)
+            made = self._exact(self._adapter.weights.model(), blocks, dual, options, memory)
             return made._replace(remember=partial(self._remember, made.remember))
 
         return conclude(dual, make_pass, refresh=refresh)
@@ -390,19 +392,27 @@ class CompiledBCFW(DualTrainer, Stateful):
         """The features of some examples, ascending, int64; None where features are no lists."""
         if self.examples.dense:
             return None
-        columns, start = self._adapter.columns(self.examples)
+        columns, start = self._columns
         some = [columns[begin:end] for begin, end in zip(start[index], start[index + 1], strict=True)]
         return np.unique(np.concatenate([columns[:0], *some])).astype(np.int64)
 
     @property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """The features of all examples, and where each example's begin, ``[n + 1]``."""
+        examples = self.examples
+        if len(examples.distinct):
+            return examples.distinct, examples.distinct_start
+        return examples.column, examples.row[examples.line]
+
+    @property
     def num_features(self) -> int:
         """How many numbers or columns the features of all examples have together."""
-        return self.examples.x.size if self.examples.dense else self._adapter.columns(self.examples)[0].size
+        return self.examples.x.size if self.examples.dense else self._columns[0].size
 
     @property
     def emission(self) -> Tensor:
         """The emissions of the head, ``[F, K]``."""
-        return self._adapter.weights()[0]
+        return self._adapter.weights.emission
 
     @property
     def _contents(self) -> Any:
@@ -411,13 +421,16 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def _validate(self) -> None:
         validate_weights(self._adapter, self.dual, self._layout)
-        self._adapter.renew()
+        limits = self._adapter.limits  # the oracle may have other ones now
+        if len(limits):
+            limits[:] = find_adapter(self._adapter.head).limits
         if self._seen is None or self._seen[0] is not self._contents or self._seen[1] != self.dual.version:
             self._memory.changed()
             self._validate_blocks()
 
     def _validate_blocks(self) -> None:
-        validate_blocks(self._adapter, self.dual, self._lengths, self._targets)
+        sizes = torch.from_numpy(self.examples.start).diff()
+        validate_blocks(self._adapter, self.dual, self._lengths, sizes, self._targets)
         self._seen = (self._contents, self.dual.version)
 
     def begin(self) -> None:
@@ -460,7 +473,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         dual, memory = self.dual, self._memory
         leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
         tree, counters = np.empty(2 * leaves), np.array([0, 0, memory.clock, 0])
-        model, blocks = self._adapter.model(), memory.blocks()
+        model, blocks = self._adapter.weights.model(), memory.blocks()
         options = self._options(len(points) > 0)._replace(relaxation=relaxation, power=power, most=most)
         if self._whole:
             options = options._replace(gap=self.draws.gap if drawn else math.inf)
@@ -479,7 +492,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 counters,
             )
         finally:  # an interrupt is raised after the compiled code has returned
-            self._adapter.take_back(model)
+            self._adapter.weights.take_back(model)
             calls, hits, memory.clock, made = (int(number) for number in counters)
             dual.oracle_calls += calls
             dual.cache_hits += hits

@@ -39,7 +39,8 @@ def solve_blocks(order, points, tree, examples, model, blocks, scalars, options,
         for i in order:
             if scalars.gaps[i] <= least:
                 continue
-            length = potentials(kind, examples, model, i, scratch)
+            length = examples.length[i]
+            potentials(kind, examples, model, i, scratch)
             start = blocks.rest_emission_start[i]
             psi = blocks.rest_emission[start : start + length]
             weight = examples.weight[i]  # hinges and losses are multiplied by it, and the curvature by its square
@@ -84,7 +85,8 @@ def exact_ranges(
     for place in range(begin, end):
         waiting = 0
         for i in range(ranges[place], ranges[place + 1]):
-            length = potentials(kind, examples, model, i, scratch)
+            length = examples.length[i]
+            potentials(kind, examples, model, i, scratch)
             start = blocks.rest_emission_start[i]
             psi = blocks.rest_emission[start : start + length]
             hinge, inner, told, size, absolute = examine_block(kind, examples, i, length, psi, scratch)

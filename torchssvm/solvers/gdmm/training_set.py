@@ -10,7 +10,7 @@ import numpy as np
 
 from torchssvm.compiler.jit import njit, njit_fastmath
 from torchssvm.core.batch import Batch, check_batches, tree_tensors
-from torchssvm.kinds.adapter import Examples
+from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.gdmm.ragged import offsets
 
 

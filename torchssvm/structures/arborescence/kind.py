@@ -18,22 +18,18 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import njit, njit_fastmath
 from torchssvm.compiler.vectors import dot, exact_dot
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists, SparseFeatures
-from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
-from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
+from torchssvm.kinds.adapter import Extra, Reading, VectorAdapter
+from torchssvm.kinds.block import list_states, loss_of, uniform_mean_loss
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.arborescence.oracle import best_nonprojective, best_projective
 
 
 class Arcs(NamedTuple):
-    """Columns of each sentence; the lists of ``Examples`` belong to arcs, by token, then by head.
+    """The lists of ``Examples`` belong to arcs, by token, then by head; ``distinct`` are features of a sentence."""
 
-    ``Examples.column`` numbers a feature within its sentence; an empty ``value`` means that all features are 1.
-    """
-
-    known: Any  # ``[*]`` int32, the columns of the features of each sentence
-    known_start: Any  # ``[n + 1]`` int64, where each sentence's columns begin
     projective: bool  # whether arcs may not cross
     single_root: bool  # whether the root has one child
 
@@ -54,62 +50,47 @@ def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
     )
 
 
-@block.length_of.of(Arcs)
+@block.list_parts.of(Arcs)
 @njit
-def arc_rows(arcs, examples, i):
-    return size_of(examples, i)
-
-
-@block.score.of(Arcs)
-@njit
-def arc_score(arcs, examples, i, labels, length, emission, transition):
-    total = np.float64(emission[0, labels[0]])
-    for t in range(1, length):
-        total += emission[t, labels[t]]
-    return total
+def list_arcs(arcs, examples, i, labels, other, task):
+    return list_states(examples, i, labels, other, task)
 
 
 block.mean_loss.of(Arcs)(uniform_mean_loss)
 
 
-@block.add_labeling.of(Arcs)
 @njit
-def add_arc_labeling(arcs, examples, i, length, labels, mass, delta, pairs, counts):
-    add_states(examples, i, length, labels, mass, delta)
+def number_columns(line_start, row, column, stamp, place, distinct, start):
+    """Replace the columns by their numbers in the sentence, in order of occurrence.
 
-
-@njit
-def number_columns(line_start, row, column, stamp, place, known, known_start):
-    """Replace the columns by their numbers in the sentence, in order of occurrence; only count if ``known`` is empty.
-
-    ``stamp`` ``[F]`` is -1, and ``place`` ``[F]`` scratch; ``known`` and ``known_start`` are filled.
+    ``stamp`` ``[F]`` is -1, and ``place`` ``[F]`` scratch; ``distinct`` and ``start`` are filled, as in ``Examples``.
+    If ``distinct`` is empty, only ``start`` is filled.
     """
     total = 0
     for i in range(len(line_start) - 1):
-        known_start[i] = total
+        start[i] = total
         for p in range(row[line_start[i]], row[line_start[i + 1]]):
             c = column[p]
             if stamp[c] != i:
                 stamp[c] = i
-                place[c] = total - known_start[i]
-                if len(known):
-                    known[total] = c
+                place[c] = total - start[i]
+                if len(distinct):
+                    distinct[total] = c
                 total += 1
-            if len(known):
+            if len(distinct):
                 column[p] = place[c]
-    known_start[len(line_start) - 1] = total
+    start[len(line_start) - 1] = total
 
 
 @block.potentials.of(Arcs)
 @njit_fastmath
 def arc_potentials(arcs, examples, model, i, scratch):
     room, emission = scratch.room, scratch.emission
-    begin, end = arcs.known_start[i], arcs.known_start[i + 1]
+    begin, end = examples.distinct_start[i], examples.distinct_start[i + 1]
     for u in range(end - begin):
-        room.weights[u] = model.emission[arcs.known[begin + u], 0]
-    length = examples.start[i + 1] - examples.start[i]
-    sum_lists(examples, arcs, i, length, room.weights, emission)
-    return length
+        room.weights[u] = model.emission[examples.distinct[begin + u], 0]
+    sum_lists(examples, arcs, i, examples.length[i], room.weights, emission)
+    return scratch.emission, model.transition
 
 
 @njit_fastmath
@@ -150,7 +131,7 @@ def add_list(examples, line, amount, sums):
 @njit
 def add_parts(examples, arcs, i, length, parts, sums):
     """``sums = x^T parts`` of sentence i."""
-    sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
+    sums[: examples.distinct_start[i + 1] - examples.distinct_start[i]] = 0.0
     line = examples.line[i]
     for t in range(length):
         row = parts[t]
@@ -181,7 +162,7 @@ def arc_decode(arcs, examples, i, length, scratch, transition, labels):
 @njit
 def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
     response, room = scratch.response, scratch.room
-    room.sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
+    room.sums[: examples.distinct_start[i + 1] - examples.distinct_start[i]] = 0.0
     start, one = examples.start[i], room.sums.dtype.type(1)
     for t in range(length):
         new, old = labels[t], examples.y[start + t]
@@ -197,17 +178,18 @@ def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count,
             h = slots[c, t] if c >= 0 else examples.y[start + t] if c == -1 else corner[t]
             if row[h] == np.inf:
                 row[h] = list_product(examples, line + h, room.sums)
+    return response, scratch.pairs
 
 
 @block.respond_to_parts.of(Arcs)
 @njit
-def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, slots, count, corner, is_new):
+def arc_respond_to_parts(arcs, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
     add_parts(examples, arcs, i, length, psi, scratch.room.sums)
     sum_lists(examples, arcs, i, length, scratch.room.sums, scratch.response)
     total = 0.0
     for t in range(length):
         total += exact_dot(psi[t], scratch.response[t])
-    return total
+    return total, pairs
 
 
 @block.squared_length.of(Arcs)
@@ -218,7 +200,7 @@ def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
         scratch.squares[t] = dot(delta[t], delta[t])
     add_parts(examples, arcs, i, length, delta, room.sums)
     total = 0.0
-    for u in range(arcs.known_start[i + 1] - arcs.known_start[i]):
+    for u in range(examples.distinct_start[i + 1] - examples.distinct_start[i]):
         total += np.float64(room.sums[u]) * np.float64(room.sums[u])
     return total
 
@@ -227,7 +209,7 @@ def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
 @njit
 def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, scratch, factor):
     factor = delta.dtype.type(factor)
-    begin, line = arcs.known_start[i], examples.line[i]
+    begin, line = examples.distinct_start[i], examples.line[i]
     for t in range(length):
         row = delta[t]
         for h in range(length + 1):
@@ -235,7 +217,7 @@ def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, sc
                 share = factor * row[h]
                 for p in range(examples.row[line], examples.row[line + 1]):
                     amount = share * examples.value[p] if len(examples.value) else share
-                    model.emission[arcs.known[begin + examples.column[p]], 0] += amount
+                    model.emission[examples.distinct[begin + examples.column[p]], 0] += amount
             line += 1
 
 
@@ -246,7 +228,6 @@ class ArcsAdapter(VectorAdapter):
     """
 
     emission, ragged_labels, notes, longest = "arcs", True, True, 0
-    sums_features = False
 
     def __init__(self, head: Any, projective: bool) -> None:
         super().__init__(head)
@@ -258,43 +239,34 @@ class ArcsAdapter(VectorAdapter):
         return self.longest + 1
 
     @override
-    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        self.longest = max(self.longest, int((target >= 0).sum(1).max()))
-        return super().targets(target)
-
-    @override
-    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        return sizes * (sizes + 1)
-
-    @override
-    def features(self, x: Any, target: Labeling) -> Lists:
+    def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
         inside = target >= 0
+        sizes = inside.sum(1)
+        self.longest = max(self.longest, int(sizes.max()))
         arcs = inside.unsqueeze(2) & torch.nn.functional.pad(inside, (1, 0), value=True).unsqueeze(1)
         columns = columns[arcs]
         real = columns >= 0
         dtype = self.head.weight.dtype
         real_values = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
-        return Lists(real.sum(1), columns[real].to(torch.int32), real_values)
+        lists = Lists(real.sum(1), columns[real].to(torch.int32), real_values)
+        cost = self.structure.costs(target)[inside]  # type: ignore[attr-defined]
+        return Reading(target[inside], cost, sizes, lists, sizes * (sizes + 1))
 
     @override
-    def columns(self, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-        return examples.kind.known, examples.kind.known_start
-
-    @override
-    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Arcs:
-        n, among = len(examples.line) - 1, self.structure.among  # type: ignore[attr-defined]
-        known_start = np.zeros(n + 1, np.int64)
-        known = np.zeros(0, np.int32)
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
+        start, distinct = np.zeros(len(examples.line), np.int64), np.zeros(0, np.int32)
         for _ in range(2):  # first they are counted
             stamp, place = np.full(len(self.head.weight), -1, np.int32), np.empty(len(self.head.weight), np.int32)
-            number_columns(examples.line, examples.row, examples.column, stamp, place, known, known_start)
-            known = known if len(known) else np.empty(known_start[-1], np.int32)
-        return Arcs(known, known_start, self.projective, among.single_root)
+            number_columns(examples.line, examples.row, examples.column, stamp, place, distinct, start)
+            distinct = distinct if len(distinct) else np.empty(start[-1], np.int32)
+        kind = Arcs(self.projective, self.structure.among.single_root)  # type: ignore[attr-defined]
+        lengths = np.diff(examples.start)
+        return examples._replace(kind=kind, length=lengths, distinct=distinct, distinct_start=start)
 
     @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        columns = int(np.diff(examples.kind.known_start).max())
+        columns = int(np.diff(examples.distinct_start).max())
         return partial(make_arc_scratch, self.longest, columns, examples.added.dtype)
 
     @override

@@ -332,9 +332,9 @@ class SparseLinearChain(LinearChain):
 
     @override
     def compiled_form(self) -> Any:
-        from torchssvm.structures.chain.kind import SparseChainAdapter
+        from torchssvm.structures.chain.kind import ChainAdapter
 
-        return SparseChainAdapter(self) if type(self.structure) is Chain else None
+        return ChainAdapter(self) if type(self.structure) is Chain else None
 
     def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]
         """Features -> potentials ``[B, N, K]`` and ``[B, K, K]``; runs in the weights' dtype, autocast off.

@@ -14,14 +14,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
-from torchssvm.compiler.vectors import set_row, set_rows
-from torchssvm.core.batch import tree_tensors
-from torchssvm.core.sparse_features import Lists, lists_within
-from torchssvm.core.structure import Labeling
+from torchssvm.compiler.vectors import exact_dots, set_row, set_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter
-from torchssvm.kinds.block import respond_marked, size_of, triangle
+from torchssvm.kinds.block import Add, respond_marked, size_of, state, triangle
 from torchssvm.kinds.long import add_net_pairs, mark, respond_long
+from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.maxplus import backtrack, send_forward, send_forward_far
 
 _FAR = 256  # tokens of a sequence whose scores are summed without rounding that grows with the length
@@ -89,15 +87,15 @@ def augment(target, cost, cost_matrix, emission, row):
         row[k] = emission[k] + cost * row.dtype.type(costs[k])
 
 
-@block.score.of(Sequences)
+@block.list_parts.of(Sequences)
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
-    total = np.float64(emission[0, labels[0]])
-    for t in range(1, length):
-        if len(transition):
-            total += emission[t, labels[t]] + transition[labels[t - 1], labels[t]]
-        else:
-            total += emission[t, labels[t]]
+def list_parts(kind, examples, i, labels, other, task):
+    total = np.float64(state(task, task.rows, 0, labels[0], 0, other[0]))
+    for t in range(1, size_of(examples, i)):
+        part = state(task, task.rows, t, labels[t], t, other[t])
+        if len(task.pairs):
+            part += state(task, task.pairs, labels[t - 1], labels[t], other[t - 1], other[t])
+        total += part
     return total
 
 
@@ -132,10 +130,6 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
 @block.respond.of(Sequences)
 @njit
 def respond(kind, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
-    """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before).
-
-    What is read of it are the scores of the target, of ``slots[:count]`` and, if it ``is_new``, of ``corner``.
-    """
     response, pairs, sums = scratch.response, scratch.pairs, scratch.sums_of_label
     start, inner = examples.start[i], examples.inner_start[i]
     if length > examples.stored:
@@ -158,48 +152,23 @@ def respond(kind, examples, model, i, length, labels, scratch, slots, count, cor
         for t in (0, length - 1):
             response[t, labels[t]] += 1.0
             response[t, examples.y[start + t]] -= 1.0
+    return response, pairs
 
 
 @block.respond_to_parts.of(Sequences)
 @njit
-def respond_to_parts(kind, examples, model, i, length, psi, scratch, slots, count, corner, is_new):
+def respond_to_parts(kind, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
     if length > examples.stored:
         mark(examples.reach, examples, examples.start[i], length, slots, count, corner, is_new, scratch.response)
-    return respond_marked(examples, model, i, length, psi, scratch)
-
-
-@block.forget_pairs.of(Sequences)
-@njit
-def forget_pairs(kind, examples, i, length, labels, pairs):
-    start = examples.start[i]
-    for u in range(1, length if len(pairs) else 1):
-        pairs[labels[u - 1], labels[u]] = 0.0
-        pairs[examples.y[start + u - 1], examples.y[start + u]] = 0.0
-
-
-@block.mark_rows.of(Sequences)
-@njit
-def mark_rows(kind, examples, i, labels, used):
-    for t in range(1, size_of(examples, i) if len(used) else 1):
-        used[labels[t - 1]] = True
+    return respond_marked(examples, model, i, length, psi, scratch) + exact_dots(pairs, pairs, rows, len(rows)), pairs
 
 
 @block.add_labeling.of(Sequences)
 @njit
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    start = examples.start[i]
-    for t in range(length):
-        new, old = labels[t], examples.y[start + t]
-        if new != old:
-            delta[t, new] += mass
-            delta[t, old] -= mass
-        # What both have at a place is left out: x + mass - mass rounds a small x.
-        if t > 0 and len(pairs) and length <= examples.stored:
-            left, above = labels[t - 1], examples.y[start + t - 1]
-            if new != old or left != above:
-                pairs[left, new] += mass
-                pairs[above, old] -= mass
-    if length > examples.stored and len(pairs):
+    start, far = examples.start[i], length > examples.stored
+    list_parts(kind, examples, i, labels, examples.y[start:], Add(delta, pairs[:0] if far else pairs, mass))
+    if far and len(pairs):
         add_net_pairs(examples.reach, examples, start, length, labels, mass, pairs, counts)
 
 
@@ -220,10 +189,14 @@ class SequenceAdapter(HeadAdapter):
 
 
 class ChainAdapter(SequenceAdapter):
-    """:class:`LinearChain` with shared transitions."""
+    """:class:`LinearChain` with shared transitions, and :class:`SparseLinearChain`."""
 
-    matrix, table, biases = "emission", "transition", ("bias", "start_transitions", "end_transitions")
     emission, pairs = "emission", "transition"
+
+    def __init__(self, head: Any) -> None:
+        super().__init__(
+            head, HeadWeights(head, "emission", "transition", ("bias", "start_transitions", "end_transitions"))
+        )
 
     @override
     def allowed(self) -> Tensor:
@@ -231,12 +204,3 @@ class ChainAdapter(SequenceAdapter):
         if transitions is None:
             return super().allowed()
         return torch.cat([transitions.pairs, transitions.first[None], transitions.last[None]])
-
-
-class SparseChainAdapter(ChainAdapter):
-    """:class:`SparseLinearChain`."""
-
-    @override
-    def features(self, x: Any, target: Labeling) -> Lists:
-        inside = tree_tensors(target)[0] >= 0
-        return lists_within(x, inside, self.head.in_features, self.head.emission.dtype)

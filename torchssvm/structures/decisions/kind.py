@@ -19,8 +19,9 @@ from torchssvm.compiler.jit import ByKind, njit
 from torchssvm.compiler.vectors import sort_falling
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
-from torchssvm.kinds.block import loss_of, size_of
+from torchssvm.kinds.adapter import Extra, HeadAdapter, Reading, Shapes
+from torchssvm.kinds.block import amount, loss_of, size_of
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.decisions import kind as kinds
 from torchssvm.structures.decisions.combinatorial import (
     Assignment,
@@ -145,13 +146,14 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 
 
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
-    """The predicted costs, times 2 or -2."""
+def list_parts(kind, examples, i, labels, other, task):
+    """The variables, times 2 or -2."""
     total = 0.0
     for d in range(size_of(examples, i)):
-        if labels[d]:
-            total += labels[d] * np.float64(emission[d, 0] if kind.shared else emission[0, d])
-    return kind.factor * total
+        if labels[d] or other[d]:
+            row, column = (d, 0) if kind.shared else (0, d)
+            total += amount(task, task.rows, row, column, kind.factor * labels[d], kind.factor * other[d])
+    return total
 
 
 @njit
@@ -175,24 +177,11 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
     return told, size
 
 
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """The changes of the variables, times 2 or -2."""
-    start = examples.start[i]
-    for d in range(size_of(examples, i)):
-        moved = labels[d] - examples.y[start + d]
-        if moved and kind.shared:
-            delta[d, 0] += mass * kind.factor * moved
-        elif moved:
-            delta[0, d] += mass * kind.factor * moved
-
-
 for _kind in (Paths, Selections, Knapsacks, Trees, Assignments):
     block.decode.of(_kind)(decode)
-    block.score.of(_kind)(score)
+    block.list_parts.of(_kind)(list_parts)
     block.loss_of.of(_kind)(loss)
     block.mean_loss.of(_kind)(mean_loss)
-    block.add_labeling.of(_kind)(add_labeling)
 
 
 ORACLES = (Assignment, Knapsack, Selection, ShortestPath, SpanningTree)
@@ -213,39 +202,34 @@ class DecisionAdapter(HeadAdapter):
         return x if isinstance(x, Tensor) else x.x
 
     @override
-    def targets(self, target: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, x: Any, target: Any, potentials: Potentials) -> Reading:
         y = target.y.to(torch.int64)
         if bool(((target.y != 0) & (target.y != 1)).any()):
             raise ValueError("target.y has numbers other than 0 and 1: make targets by Decisions(oracle).target(costs)")
-        delta: Any = self.structure.loss_potentials(target)[0]
-        return y.flatten(), delta.flatten(), torch.full((len(y),), y.shape[1])
-
-    @override
-    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        return sizes if self.head.shared else torch.ones_like(sizes)
-
-    @override
-    def features(self, x: Any, target: Any) -> Tensor:
-        features = self.inputs(x)
-        return features.flatten(0, 1) if self.head.shared else features
-
-    @override
-    def own(self, x: Any, target: Any, potentials: Potentials) -> dict[str, Ragged]:
         structure: Any = self.structure
-        given, batch, oracle = potentials.given, len(target.y), structure.oracle  # type: ignore[attr-defined]
+        given, oracle = potentials.given, structure.oracle  # type: ignore[attr-defined]
         structure.regret(structure.target(target.cost, given), target)
         self.known |= target.fixed is not None
+        batch, size = y.shape
         if given is None:
             most = getattr(oracle, "k", getattr(oracle, "capacity", 0))
             numbers = np.full(batch, most)
         else:
             numbers = whole_numbers(given.cpu().numpy(), batch, "the size")
-        return {"given": (torch.ones(batch, dtype=torch.int64), torch.from_numpy(numbers))}
+        one, features = torch.ones(batch, dtype=torch.int64), self.inputs(x)
+        return Reading(
+            y.flatten(),
+            structure.loss_potentials(target)[0].flatten(),
+            size * one,
+            features.flatten(0, 1) if self.head.shared else features,
+            rows=size * one if self.head.shared else one,
+            extra={"given": (one, torch.from_numpy(numbers))},
+        )
 
     @override
-    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
+    def kind(self, examples: Examples, extra: Extra) -> Any:
         oracle: Any = self.structure.oracle  # type: ignore[attr-defined]
-        given = own["given"][1].numpy()
+        given = extra["given"][1].numpy()
         common = self.head.shared, self.known, 2.0 if oracle.maximize else -2.0
         if isinstance(oracle, ShortestPath):
             tails, heads = np.ascontiguousarray(oracle.arcs.T)
@@ -263,7 +247,7 @@ class DecisionAdapter(HeadAdapter):
         return partial(kinds.make_room, self.structure.oracle, examples.kind)  # type: ignore[attr-defined]
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         return {self.emission: (torch.ones_like(lengths), (self.head.structure.num_costs,))}
 
     @override

@@ -20,19 +20,19 @@ from torchssvm.compiler.vectors import dot, exact_dot, set_row
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.structure import fit
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
-from torchssvm.kinds.block import loss_of, size_of
+from torchssvm.kinds.adapter import Extra, Reading, Shapes, VectorAdapter
+from torchssvm.kinds.block import amount, loss_of, size_of
+from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.long import add_token, product, take_square
 from torchssvm.structures.matching.oracle import make_room, match
 
 
 class Edges(NamedTuple):
-    """Numbers of left and of right nodes of each example, ``[n]`` int64.
+    """Numbers of right nodes of each example, ``[n]`` int64.
 
     Labels have a row for each left node, which is -1 beyond the right nodes; rows of features do not.
     """
 
-    heights: Any
     widths: Any
 
 
@@ -54,24 +54,18 @@ def spread(line, widths, start, wide, labels, costs, y, cost):
             y[at], cost[at] = labels[line[i] + place], costs[line[i] + place]
 
 
-@block.length_of.of(Edges)
-@njit
-def left_nodes(kind, examples, i):
-    return kind.heights[i]
-
-
 @block.potentials.of(Edges)
 @njit
 def edge_potentials(kind, examples, model, i, scratch):
     fill_scores(kind, examples, i, model.emission, scratch.emission)
-    return kind.heights[i]
+    return scratch.emission, model.transition
 
 
 @njit
 def fill_scores(kind, examples, i, weights, scores):
     """``x . weights`` of all edges, with ``weights`` ``[F, 1]``; 0 beyond the right nodes."""
     line, width, column = examples.line[i], kind.widths[i], weights.reshape(weights.size)
-    for s in range(kind.heights[i]):
+    for s in range(examples.length[i]):
         row = scores[s]
         for t in range(width):
             row[t] = dot(examples.x[line], column) if examples.dense else product(examples, line, False, column)
@@ -79,14 +73,16 @@ def fill_scores(kind, examples, i, weights, scores):
         set_row(row[width:], None, None, 0.0)
 
 
-@block.score.of(Edges)
+@block.list_parts.of(Edges)
 @njit
-def edge_score(kind, examples, i, labels, length, emission, transition):
-    total, wide = 0.0, size_of(examples, i) // length
+def list_edges(kind, examples, i, labels, other, task):
+    total, length = 0.0, examples.length[i]
+    wide = size_of(examples, i) // length
     for s in range(length):
         for t in range(kind.widths[i]):
-            if labels[s * wide + t] == 1:
-                total += emission[s, t]
+            on, other_on = labels[s * wide + t] == 1, other[s * wide + t] == 1
+            if on or other_on:
+                total += amount(task, task.rows, s, t, 1.0 if on else 0.0, 1.0 if other_on else 0.0)
     return total
 
 
@@ -103,23 +99,12 @@ def edge_loss(kind, examples, i, labels):
 @block.mean_loss.of(Edges)
 @njit
 def edge_mean_loss(kind, examples, i, t, psi, total, absolute):
-    told, size, row = 0.0, 0.0, examples.start[i] + t * (size_of(examples, i) // kind.heights[i])
+    told, size, row = 0.0, 0.0, examples.start[i] + t * (size_of(examples, i) // examples.length[i])
     for k in range(kind.widths[i]):
         term = examples.cost[row + k] * np.float64(psi[k])
         told += term if examples.y[row + k] == 1 else -term
         size += abs(term)
     return told, size
-
-
-@block.add_labeling.of(Edges)
-@njit
-def add_edges(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    start, wide = examples.start[i], size_of(examples, i) // length
-    for s in range(length):
-        for t in range(kind.widths[i]):
-            new, old = labels[s * wide + t] == 1, examples.y[start + s * wide + t] == 1
-            if new != old:
-                delta[s, t] += mass if new else -mass
 
 
 @block.decode.of(Edges)
@@ -144,7 +129,7 @@ def decode_edges(kind, examples, i, length, scratch, transition, labels):
 def sum_edges(kind, examples, i, parts, sums):
     """``sums += x^T parts``."""
     line = examples.line[i]
-    for s in range(kind.heights[i]):
+    for s in range(examples.length[i]):
         for t in range(kind.widths[i]):
             if parts[s, t] != 0.0:
                 add_token(examples, line, np.float64(parts[s, t]), False, sums)
@@ -155,7 +140,7 @@ def sum_edges(kind, examples, i, parts, sums):
 def forget_sums(kind, examples, i, parts, sums):
     """Set the sums of the same parts back to zero; returns their squared length."""
     total, line = 0.0, examples.line[i]
-    for s in range(kind.heights[i]):
+    for s in range(examples.length[i]):
         for t in range(kind.widths[i]):
             if parts[s, t] != 0.0:
                 total += take_square(examples, line, sums)
@@ -167,7 +152,7 @@ def forget_sums(kind, examples, i, parts, sums):
 
 @block.respond_to_parts.of(Edges)
 @njit
-def edge_respond_to_parts(kind, examples, model, i, length, psi, scratch, slots, count, corner, is_new):
+def edge_respond_to_parts(kind, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
     sums, response, line, total = scratch.sums_of_label, scratch.response, examples.line[i], 0.0
     sum_edges(kind, examples, i, psi, sums)
     for s in range(length):
@@ -176,17 +161,7 @@ def edge_respond_to_parts(kind, examples, model, i, length, psi, scratch, slots,
             total += response[s, t] * psi[s, t]
             line += 1
     forget_sums(kind, examples, i, psi, sums)
-    return total
-
-
-@block.respond.of(Edges)
-@njit
-def edge_respond(kind, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
-    delta = scratch.delta
-    for s in range(length):
-        set_row(delta[s], None, None, 0.0)
-    add_edges(kind, examples, i, length, labels, 1.0, delta, scratch.pairs, scratch.pairs)
-    edge_respond_to_parts(kind, examples, model, i, length, delta, scratch, slots, count, corner, is_new)
+    return total, pairs
 
 
 @block.squared_length.of(Edges)
@@ -219,7 +194,7 @@ def add_edges_to_weights(kind, examples, model, i, length, delta, pairs, rows, s
 class MatchingAdapter(VectorAdapter):
     """:class:`LinearEdges`: a label says whether an edge is in the matching; rows of labels and scores have T numbers.
 
-    T is the largest number of right nodes that :meth:`own` has seen in a batch.
+    T is the largest number of right nodes in a batch so far.
     """
 
     emission = SINGLE
@@ -236,47 +211,38 @@ class MatchingAdapter(VectorAdapter):
         return x if isinstance(x, Tensor) else x.features
 
     @override
-    def targets(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        real = target >= 0
-        delta: Any = self.structure.loss_potentials(target)[0]
-        return target[real], delta.abs()[real], real.sum((1, 2))
-
-    @override
-    def features(self, x: Any, target: Tensor) -> Tensor:
-        return self.inputs(x)[target >= 0]
-
-    @override
-    def lengths(self, sizes: Tensor, potentials: Potentials) -> Tensor:
-        return torch.full_like(sizes, potentials.single.shape[1]) if potentials.lengths is None else potentials.lengths
-
-    @override
-    def own(self, x: Any, target: Tensor, potentials: Potentials) -> dict[str, Ragged]:
+    def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         self.note(potentials, tuple(potentials.single.shape[1:]))
-        sides = [(target >= 0).any(axis).sum(1) for axis in (2, 1)]
-        return {"sides": (torch.ones_like(sides[0]), torch.stack(sides, 1))}
+        real, delta = target >= 0, self.structure.loss_potentials(target)[0]
+        sides = [real.any(axis).sum(1) for axis in (2, 1)]
+        lengths, one = potentials.lengths, torch.ones_like(sides[0])
+        return Reading(
+            target[real],
+            delta.abs()[real],  # type: ignore[union-attr]
+            real.sum((1, 2)),
+            self.inputs(x)[real],
+            lengths=one * potentials.single.shape[1] if lengths is None else lengths,
+            extra={"sides": (one, torch.stack(sides, 1))},
+        )
 
     @override
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        heights, widths = (side.contiguous().numpy() for side in own["sides"][1].unbind(1))
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
+        heights, widths = (side.contiguous().numpy() for side in extra["sides"][1].unbind(1))
         start = np.append(0, (heights * self.num_states).cumsum())
         y, cost = np.full(start[-1], -1), np.zeros(start[-1])
         spread(examples.line, widths, start, self.num_states, examples.y, examples.cost, y, cost)
         examples = examples._replace(y=y, cost=cost, added=cost.astype(examples.added.dtype), start=start)
-        return examples._replace(kind=Edges(heights, widths))
+        return examples._replace(kind=Edges(widths), length=heights)
 
     @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        return partial(make_edge_room, int(examples.kind.heights.max()), self.num_states)
+        return partial(make_edge_room, int(examples.length.max()), self.num_states)
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         if self.ragged:
             return {self.emission: (lengths, (self.num_states,))}
         return {self.emission: (torch.ones_like(lengths), self.sizes)}
-
-    @override
-    def label_counts(self, lengths: Tensor) -> Tensor:
-        return lengths * self.num_states
 
     @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:

@@ -18,11 +18,11 @@ from typing_extensions import override
 from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
 from torchssvm.compiler.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.core.batch import Batch
-from torchssvm.core.potentials import SINGLE
-from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, one_token
-from torchssvm.core.structure import Labeling
+from torchssvm.core.potentials import SINGLE, Potentials
+from torchssvm.core.sparse_features import SparseFeatures, one_token
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Dense, Examples, Listed, squares_of_rows
+from torchssvm.kinds.adapter import Extra, Reading, rows_of_examples
+from torchssvm.kinds.examples import Dense, Examples, Listed, squares_of_rows
 from torchssvm.structures.chain import kind as sequences
 from torchssvm.structures.chain.kind import SequenceAdapter
 
@@ -30,7 +30,7 @@ from torchssvm.structures.chain.kind import SequenceAdapter
 Classes = namedtuple("Classes", "cost_matrix allowed")
 
 
-for _name in ("score", "decode", "loss_of", "add_labeling", "mark_rows"):
+for _name in ("list_parts", "decode", "loss_of", "add_labeling"):
     getattr(block, _name).of(Classes)(getattr(sequences, _name))
 
 
@@ -39,7 +39,7 @@ for _name in ("score", "decode", "loss_of", "add_labeling", "mark_rows"):
 def potentials(kind, examples, model, i, scratch):
     set_row(scratch.emission[0], model.bias, None, None)
     add_scores(examples.form, examples, model, i, scratch.emission[0])
-    return 1
+    return scratch.emission, model.transition
 
 
 @ByKind
@@ -171,20 +171,15 @@ class MulticlassAdapter(SequenceAdapter):
         return cost
 
     @override
-    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        return target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
-
-    @override
-    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        if not isinstance(x, SparseFeatures):
-            return x
-        return lists_of_rows(x, self.head.in_features, self.head.weight.dtype)
+    def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
+        ones = torch.ones_like(target)
+        return Reading(target, ones.double(), ones, rows_of_examples(self.weights, x))
 
     @override
     def apply(self, batch: Batch) -> Any:
         if not isinstance(batch.x, SparseFeatures):
             return super().apply(batch)
-        return self.head.weight.detach().new_zeros(len(one_token(batch.x).columns), self.num_states)
+        return self.weights.emission.detach().new_zeros(len(one_token(batch.x).columns), self.num_states)
 
     @override
     def as_sequences(self, labelings: Tensor) -> Tensor:
@@ -207,6 +202,6 @@ class WholeClasses(MulticlassAdapter):
         return Classes(self.cost_matrix().numpy(), self.allowed().numpy())
 
     @override
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        examples.inner[:] = squares_of_rows(examples, np.float64) + self.has_bias
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
+        examples.inner[:] = squares_of_rows(examples, np.float64) + self.weights.has_bias
         return examples._replace(kind=self.kind())

@@ -13,11 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.sparse_features import Lists, lists_of_rows
-from torchssvm.core.structure import Labeling
+from torchssvm.core.potentials import Potentials
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
-from torchssvm.kinds.block import loss_of
+from torchssvm.kinds.adapter import HeadAdapter, Reading, Shapes, rows_of_examples
+from torchssvm.kinds.block import amount, loss_of, size_of
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.multilabel.message_passing import workspace
 from torchssvm.structures.multilabel.oracle import by_first, decode_row, row_sums
 
@@ -43,17 +44,19 @@ def make_room(num_labels: int) -> Room:
     return Room(one, square, one.copy(), one.copy(), workspace(num_labels))
 
 
-@block.score.of(LabelSets)
+@block.list_parts.of(LabelSets)
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
-    total, size = 0.0, examples.start[i + 1] - examples.start[i]
-    for j in range(size):
-        if labels[j]:
-            total += emission[0, j]
-            if len(transition):
+def list_parts(kind, examples, i, labels, other, task):
+    total = 0.0
+    for j in range(size_of(examples, i)):
+        if labels[j] or other[j]:
+            total += amount(task, task.rows, 0, j, labels[j], other[j])
+            if len(task.pairs):
                 for p in range(kind.begin[j], kind.begin[j + 1]):
-                    if labels[kind.other[p]]:
-                        total += transition[0, p]
+                    k = kind.other[p]
+                    both, other_both = labels[j] * labels[k], other[j] * other[k]
+                    if both or other_both:
+                        total += amount(task, task.pairs, 0, p, both, other_both)
     return total
 
 
@@ -66,22 +69,6 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
         told += term if examples.y[start + k] else -term
         size += abs(term)
     return told, size
-
-
-@block.add_labeling.of(LabelSets)
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    start = examples.start[i]
-    for j in range(examples.start[i + 1] - start):
-        new, old = labels[j], examples.y[start + j]
-        if new != old:
-            delta[0, j] += mass if new else -mass
-        if len(pairs) and (new or old):
-            for p in range(kind.begin[j], kind.begin[j + 1]):
-                k = kind.other[p]
-                change = new * labels[k] - old * examples.y[start + k]
-                if change:
-                    pairs[0, p] += mass * change
 
 
 @block.decode.of(LabelSets)
@@ -119,7 +106,7 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 
 
 class SingleLabels(NamedTuple):
-    """Labels without pairs: each is on with a mass of its own, for which there is a best value."""
+    """Labels without pairs: the masses of labels do not depend on each other, and each has a best value."""
 
     num_labels: int
 
@@ -166,37 +153,24 @@ def examine_block(kind, examples, i, length, psi, scratch):
 class LabelSetAdapter(HeadAdapter):
     """:class:`LinearMultilabel` and :class:`SparseLinearMultilabel`; limits of messages, and of branch and bound."""
 
-    matrix, table = "unary", "pairwise"
     emission, ragged = "unary", False
 
     def __init__(self, head: Any, max_rounds: int, effort: int) -> None:
-        super().__init__(head, (max_rounds, effort))
+        super().__init__(head, HeadWeights(head, "unary", "pairwise"), (max_rounds, effort))
         self.pairs = None if head.pairwise is None else "pairwise"
 
-    @property
     @override
-    def pair_rows(self) -> int:
-        return int(self.pairs is not None)
-
-    @override
-    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         costs = self.structure.costs.cpu().expand(len(target), -1)  # type: ignore[attr-defined]
-        return target.flatten(), costs.flatten(), torch.full((len(target),), self.num_states)
+        sizes = torch.full((len(target),), self.num_states)
+        return Reading(
+            target.flatten(), costs.flatten(), sizes, rows_of_examples(self.weights, x), torch.ones_like(sizes)
+        )
 
     @override
-    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        return torch.ones_like(sizes)
-
-    @override
-    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        if isinstance(x, Tensor):
-            return x
-        return lists_of_rows(x, self.head.in_features, self.head.unary.dtype)
-
-    @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         one = torch.ones_like(lengths)
-        pairs = {} if self.pairs is None else {self.pairs: (one, (self.pair_width,))}
+        pairs = {} if self.pairs is None else {self.pairs: (one, (self.weights.pair_width,))}
         return {self.emission: (one, (self.num_states,)), **pairs}
 
     @override

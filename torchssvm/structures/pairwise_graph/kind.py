@@ -15,9 +15,9 @@ from torchssvm.compiler.jit import njit
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples
-from torchssvm.kinds.block import loss_of
-from torchssvm.kinds.links import LinkAdapter, Links, score, with_links
+from torchssvm.kinds.block import loss_of, score
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.links import LinkAdapter, Links, with_links
 from torchssvm.structures.pairwise_graph.oracle import make_room, solve
 from torchssvm.structures.pairwise_graph.plan import Plan, join_plans
 from torchssvm.structures.pairwise_graph.structure import GraphLabels

@@ -19,8 +19,9 @@ from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import sort_falling
 from torchssvm.core.potentials import Potentials
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
-from torchssvm.kinds.block import length_of
+from torchssvm.kinds.adapter import Extra, Reading, Shapes, VectorAdapter
+from torchssvm.kinds.block import Add, Score, amount
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.ranking.measure import ByPlace, PairSwaps
 
 _ROUNDING = 1e-12
@@ -39,7 +40,7 @@ class Swaps(NamedTuple):
 
     level: Any  # ``[documents]`` int64, grades, numbered from 0 within each list
     share: Any  # ``[n]``, what a swap counts
-    room: Any  # int32, for each example its own, so that threads do not meet; zero before and after
+    room: Any  # int32, a part for each example, so that threads do not meet; zero before and after
 
 
 # Room to decode one list: keys, float64, and integers
@@ -51,13 +52,19 @@ def make_room(labels: int) -> Room:
     return Room(np.zeros(labels), *(np.zeros(labels + 1, np.int64) for _ in range(2)))
 
 
-@block.score.of(Places)
 @njit
-def score_places(kind, examples, i, labels, length, emission, transition):
+def weight_of(kind, document, place):
+    """The weight of a document's score at a place; of the target's, if the place is -1."""
+    return kind.ideal[document] if place < 0 else kind.discount[place]
+
+
+@block.list_parts.of(Places)
+@njit
+def list_places(kind, examples, i, labels, other, task):
     total, start = 0.0, examples.line[i]
-    for d in range(length):
-        weight = kind.ideal[start + d] if labels[d] < 0 else kind.discount[labels[d]]
-        total += weight * emission[d, 0]
+    for d in range(examples.length[i]):
+        weights = weight_of(kind, start + d, labels[d]), weight_of(kind, start + d, other[d])
+        total += amount(task, task.rows, d, 0, *weights)
     return total
 
 
@@ -65,17 +72,9 @@ def score_places(kind, examples, i, labels, length, emission, transition):
 @njit
 def loss_of_places(kind, examples, i, labels):
     gained, start = 0.0, examples.line[i]
-    for d in range(length_of(kind, examples, i)):
+    for d in range(examples.length[i]):
         gained += kind.gain[start + d] * kind.discount[labels[d]]
     return 1.0 - gained if 1.0 - gained >= _ROUNDING else 0.0
-
-
-@block.add_labeling.of(Places)
-@njit
-def add_places(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    start = examples.line[i]
-    for d in range(length):
-        delta[d, 0] += mass * (kind.discount[labels[d]] - kind.ideal[start + d])
 
 
 @block.decode.of(Places)
@@ -94,15 +93,13 @@ def decode_places(kind, examples, i, length, scratch, transition, labels):
 
 
 @njit
-def walk(kind, examples, i, labels, emission, mass, delta):
-    """Go through a list from the top down and count the swaps.
-
-    ``delta``, if any, gets ``mass`` times the weights of the scores; ``emission`` may be None, too.
+def walk(kind, examples, i, labels, task):
+    """Go through a list from the top down and list how many swaps move each document; ``task`` may be None.
 
     Returns:
-        The score, and the loss without the factor that all swaps of the list have.
+        The sum over the parts, and the loss, both without the factor that all swaps of the list have.
     """
-    start, size = examples.line[i], length_of(kind, examples, i)
+    start, size = examples.line[i], examples.length[i]
     places, begin = 2 * size, 4 * start + 2 * i
     end = begin + places + size + 1  # one level more than documents: a single one may be relevant
     at, lower, higher = kind.room[begin : begin + places], kind.room[begin + places : end], kind.room[end:]
@@ -135,33 +132,35 @@ def walk(kind, examples, i, labels, emission, mass, delta):
             moved += higher[level]
             for g in range(level + 1, levels):
                 lower[g] += 1
-        if emission is not None:
-            score += moved * np.float64(emission[d, 0])
-        if delta is not None:
-            delta[d, 0] += mass * moved
+        if task is not None:
+            score += amount(task, task.rows, d, 0, moved, 0)
     for g in range(levels):
         lower[g] = higher[g] = 0
     return score, loss
 
 
+@block.list_parts.of(Swaps)
+@njit
+def list_swaps(kind, examples, i, labels, other, task):
+    return walk(kind, examples, i, labels, task)[0] if labels[0] >= 0 else 0.0
+
+
 @block.score.of(Swaps)
 @njit
 def score_swaps(kind, examples, i, labels, length, emission, transition):
-    if labels[0] < 0:
-        return 0.0
-    return kind.share[i] * walk(kind, examples, i, labels, emission, 0.0, None)[0]
+    return kind.share[i] * list_swaps(kind, examples, i, labels, labels, Score(emission, transition))
 
 
 @block.add_labeling.of(Swaps)
 @njit
 def add_swaps(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    walk(kind, examples, i, labels, None, mass * kind.share[i], delta)
+    list_swaps(kind, examples, i, labels, labels, Add(delta, pairs, mass * kind.share[i]))
 
 
 @block.loss_of.of(Swaps)
 @njit
 def loss_of_swaps(kind, examples, i, labels):
-    return kind.share[i] * walk(kind, examples, i, labels, None, 0.0, None)[1]
+    return kind.share[i] * walk(kind, examples, i, labels, None)[1]
 
 
 @block.decode.of(Swaps)
@@ -194,44 +193,30 @@ class RankingAdapter(VectorAdapter):
         self.roles = 2 if isinstance(self.measure, PairSwaps) else 1
 
     @override
-    def targets(self, target: Any) -> tuple[Tensor, Tensor, Tensor]:
-        sizes = self.roles * (target.grades >= 0).sum(1)
-        total = int(sizes.sum())
-        return torch.full((total,), -1), torch.zeros(total, dtype=torch.float64), sizes
-
-    @override
-    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
-        return sizes // self.roles
-
-    @override
-    def lengths(self, sizes: Tensor, potentials: Potentials) -> Tensor:
-        return sizes // self.roles
-
-    @override
-    def label_counts(self, lengths: Tensor) -> Tensor:
-        return lengths * self.roles
-
-    @override
-    def features(self, x: Any, target: Any) -> Tensor:
-        return x[target.grades >= 0]
-
-    @override
-    def own(self, x: Any, target: Any, potentials: Potentials) -> dict[str, Ragged]:
+    def read(self, x: Any, target: Any, potentials: Potentials) -> Reading:
         self.note(potentials, (potentials.single.shape[1],))
         grades, measure = target.grades, self.measure
         real = grades >= 0
-        sizes = real.sum(1)
+        documents = real.sum(1)
         if isinstance(measure, ByPlace):
-            return {
-                "ideal": (sizes, measure.ideal(grades)[real]),
-                "gain": (sizes, measure.relative_gain(grades)[real]),
+            extra = {
+                "ideal": (documents, measure.ideal(grades)[real]),
+                "gain": (documents, measure.relative_gain(grades)[real]),
             }
-        ranks = [row[documents].unique(return_inverse=True)[1] for row, documents in zip(grades, real, strict=True)]
-        return {"level": (sizes, torch.cat(ranks)), "share": (torch.ones_like(sizes), measure.share(grades))}
+        else:
+            ranks = [row[inside].unique(return_inverse=True)[1] for row, inside in zip(grades, real, strict=True)]
+            extra = {
+                "level": (documents, torch.cat(ranks)),
+                "share": (torch.ones_like(documents), measure.share(grades)),
+            }
+        sizes = self.roles * documents
+        labels = torch.full((int(sizes.sum()),), -1)
+        cost = torch.zeros(len(labels), dtype=torch.float64)
+        return Reading(labels, cost, sizes, x[real], documents, documents, extra)
 
     @override
-    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
-        arrays: Any = [values.numpy() for _, values in own.values()]
+    def kind(self, examples: Examples, extra: Extra) -> Any:
+        arrays: Any = [values.numpy() for _, values in extra.values()]
         if isinstance(self.measure, PairSwaps):
             room = np.zeros(4 * len(arrays[0]) + 2 * len(arrays[1]), np.int32)
             return Swaps(*arrays, room)  # type: ignore[call-arg]
@@ -243,12 +228,12 @@ class RankingAdapter(VectorAdapter):
         return partial(make_room, int(np.diff(examples.start).max()))
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         return {self.emission: (lengths, ()) if self.ragged else (torch.ones_like(lengths), self.sizes)}
 
     @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        return 0, self.label_counts(lengths) - 1
+        return 0, lengths * self.roles - 1
 
     @override
     def as_sequences(self, labelings: Tensor) -> Tensor:

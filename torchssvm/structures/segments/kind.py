@@ -15,8 +15,10 @@ from typing_extensions import override
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import set_row
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter
-from torchssvm.kinds.block import size_of
+from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.block import amount, size_of
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.segments.oracle import best_segments
 
 
@@ -48,21 +50,37 @@ def end_of(kind, codes, begin, length):
     return end
 
 
-@block.score.of(Segmentations)
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
-    total, count, begin, before = 0.0, kind.labels, 0, -1
+def list_one_side(kind, codes, other, length, task, is_other):
+    """The parts of ``codes``; of the other labeling, only those that ``other`` lacks at the same frames."""
+    total, count, begin, before, value = 0.0, kind.labels, 0, -1, 0.0 if is_other else 1.0
     while begin < length:
-        end, label = end_of(kind, labels, begin, length), labels[begin] - count
+        end, label = end_of(kind, codes, begin, length), codes[begin] - count
         for t in range(begin, end):
-            total += emission[t, label]
-        if kind.boundary:
-            total += emission[begin, count + label]
+            shared = other[t] % count == label
+            if not (is_other and shared):
+                total += amount(task, task.rows, t, label, value, 1.0 if is_other or shared else 0.0)
+        alike = other[begin] == codes[begin]
+        if kind.boundary and not (is_other and alike):
+            total += amount(task, task.rows, begin, count + label, value, 1.0 if is_other or alike else 0.0)
         if before >= 0:
-            total += transition[before, label]
-        total += transition[count + end - begin - 1, label]
+            shared = alike and other[begin - 1] % count == before
+            if not (is_other and shared):
+                total += amount(task, task.pairs, before, label, value, 1.0 if is_other or shared else 0.0)
+        shared = alike and end_of(kind, other, begin, length) == end
+        if not (is_other and shared):
+            place = count + end - begin - 1
+            total += amount(task, task.pairs, place, label, value, 1.0 if is_other or shared else 0.0)
         begin, before = end, label
     return total
+
+
+@block.list_parts.of(Segmentations)
+@njit
+def list_parts(kind, examples, i, labels, other, task):
+    length = size_of(examples, i)
+    total = list_one_side(kind, labels, other, length, task, False)
+    return total + list_one_side(kind, other, labels, length, task, True)
 
 
 @block.loss_of.of(Segmentations)
@@ -95,33 +113,6 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
     return told, size
 
 
-@njit
-def add_segments(kind, codes, other, length, mass, delta, pairs):
-    """Add ``mass`` at the parts of a segmentation that ``other`` does not have at the same frames."""
-    count, begin, before = kind.labels, 0, -1
-    while begin < length:
-        end, label = end_of(kind, codes, begin, length), codes[begin] - count
-        for t in range(begin, end):
-            if other[t] % count != label:
-                delta[t, label] += mass
-        alike = other[begin] == codes[begin]
-        if kind.boundary and not alike:
-            delta[begin, count + label] += mass
-        if before >= 0 and not (alike and other[begin - 1] % count == before):
-            pairs[before, label] += mass
-        if not (alike and end_of(kind, other, begin, length) == end):
-            pairs[count + end - begin - 1, label] += mass
-        begin, before = end, label
-
-
-@block.add_labeling.of(Segmentations)
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    target = examples.y[examples.start[i] :]
-    add_segments(kind, labels, target, length, mass, delta, pairs)
-    add_segments(kind, target, labels, length, -mass, delta, pairs)
-
-
 @block.decode.of(Segmentations)
 @njit
 def decode(kind, examples, i, length, scratch, transition, labels):
@@ -140,17 +131,14 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 class SegmentsAdapter(HeadAdapter):
     """:class:`LinearSegments`."""
 
-    matrix, table = "emission", "segment"
     emission, pairs = "emission", "segment"
 
-    @property
-    @override
-    def pair_rows(self) -> int:
-        return len(self.head.segment)
+    def __init__(self, head: Any) -> None:
+        super().__init__(head, HeadWeights(head, "emission", "segment"))
 
     @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
-        return 0, torch.full_like(lengths, 2 * self.pair_width - 1)
+        return 0, torch.full_like(lengths, 2 * self.weights.pair_width - 1)
 
     @override
     def kind(self, *_: Any) -> Segmentations:
@@ -161,4 +149,4 @@ class SegmentsAdapter(HeadAdapter):
     @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         longest = max((examples.start[1:] - examples.start[:-1]).tolist(), default=0)
-        return partial(make_room, longest, self.pair_rows, self.pair_width)
+        return partial(make_room, longest, int(examples.pair_rows[0]), self.weights.pair_width)

@@ -17,9 +17,11 @@ from torchssvm.compiler.vectors import set_rows
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Examples, HeadAdapter
-from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
+from torchssvm.kinds.adapter import Extra, HeadAdapter, Shapes
+from torchssvm.kinds.block import loss_of, size_of, state, uniform_mean_loss
+from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.links import LinkAdapter, Links, with_links
+from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.tree.oracle import decode as decode_trees
 
 _ALL = np.zeros(0, np.int64)
@@ -44,50 +46,24 @@ def make_room(longest: int, states: int, dtype: np.dtype) -> Room:
     return Room(np.zeros(2 * longest * states, dtype), np.zeros(3 * longest + 2, np.int64), np.zeros(1, dtype), _ALL)
 
 
-@block.pair_rows_of.of(Trees)
-@njit
-def pair_rows_of(kind, examples, i):
-    return kind.states if kind.shared else kind.states * size_of(examples, i)
-
-
 @njit
 def row_of(kind, v, labels):
     """The row of the pairs that node v and its parent make."""
     return labels[kind.parent[v]] + (0 if kind.shared else v * kind.states)
 
 
-@block.score.of(Trees)
+@block.list_parts.of(Trees)
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
+def list_parts(kind, examples, i, labels, other, task):
     total = 0.0
-    for v in range(length):
-        total += emission[v, labels[v]]
+    for v in range(size_of(examples, i)):
+        total += state(task, task.rows, v, labels[v], v, other[v])
         if kind.parent[v] >= 0:
-            total += transition[row_of(kind, v, labels), labels[v]]
+            total += state(task, task.pairs, row_of(kind, v, labels), labels[v], row_of(kind, v, other), other[v])
     return total
 
 
 block.mean_loss.of(Trees)(uniform_mean_loss)
-
-
-@block.mark_rows.of(Trees)
-@njit
-def mark_rows(kind, examples, i, labels, used):
-    for v in range(size_of(examples, i)):
-        if kind.parent[v] >= 0:
-            used[row_of(kind, v, labels)] = True
-
-
-@block.add_labeling.of(Trees)
-@njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    target = examples.y[examples.start[i] :]
-    add_states(examples, i, length, labels, mass, delta)
-    for v in range(length):
-        new, old = labels[v], target[v]
-        if kind.parent[v] >= 0 and (new != old or labels[kind.parent[v]] != target[kind.parent[v]]):
-            pairs[row_of(kind, v, labels), new] += mass
-            pairs[row_of(kind, v, target), old] -= mass
 
 
 @njit
@@ -141,17 +117,24 @@ def decode_forest(kind, examples, i, length, scratch, transition, labels):
 class TreeAdapter(HeadAdapter):
     """:class:`LinearTree`."""
 
-    matrix, table = "node", "edge"
     emission, pairs = "node", "edge"
+
+    def __init__(self, head: Any) -> None:
+        super().__init__(head, HeadWeights(head, "node", "edge"))
 
     @property
     def _shared(self) -> bool:
         return self.structure.shared  # type: ignore[attr-defined]
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         states, matrices = self.num_states, torch.ones_like(lengths) if self._shared else lengths
         return {"node": (lengths, (states,)), "edge": (matrices, (states, states))}
+
+    @override
+    def complete(self, examples: Examples, extra: Extra) -> Examples:
+        rows = self.num_states * (1 if self._shared else np.diff(examples.start))
+        return super().complete(examples, extra)._replace(pair_rows=np.broadcast_to(rows, examples.length.shape).copy())
 
     @override
     def kind(self, *_: Any) -> Trees:
@@ -186,7 +169,7 @@ class ForestAdapter(LinkAdapter):
         return sizes, ends, z, ~forward.bool()
 
     @override
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def part_shapes(self, lengths: Tensor) -> Shapes:
         shapes, states = super().part_shapes(lengths), self.num_states
         return {**shapes, "edge": (lengths, (states, states))} if self.ragged else shapes
 
