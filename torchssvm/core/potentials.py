@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from torchssvm.compiler.jit import njit_fastmath
-from torchssvm.core.arguments import check_length_form, check_object, check_tensor, check_whole, read_numbers, row_names
+from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers, row_names
 from torchssvm.core.launch import fits_numba, once
 from torchssvm.core.operators import apart, pick, plain
 from torchssvm.core.triton_support import fits_triton
@@ -117,8 +117,9 @@ class Potentials:
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths = apart(lengths) if min_length is None else lengths
-        check_object(ragged := ragged or {}, "ragged", "items", '{"emission": 1}')
-        self.ragged = dict(ragged)
+        if not isinstance(ragged, Mapping | None):
+            raise TypeError(f'ragged={ragged!r} must be a mapping such as {{"emission": 1}}')
+        self.ragged = dict(ragged or {})
         self.adjoint = adjoint
         self.gram_product = gram_product
         self.gram = gram
@@ -129,7 +130,8 @@ class Potentials:
         sizes = [tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()]
         if None in sizes or any(size != sizes[0] for size in sizes):
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
-        self._note()
+        first = next(iter(self.tensors.values()))
+        self.batch_size, self.dtype, self.device = first.shape[0], first.dtype, first.device
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
             raise TypeError(f"tensors={sorted({str(t.dtype) for t in self.tensors.values()})} must have one dtype")
         for tensor in self.tensors.values():
@@ -144,10 +146,6 @@ class Potentials:
             self.min_length, self.max_length = min_length, max_length
             if not plain():
                 self._check_lengths(lengths)
-
-    def _note(self) -> None:
-        first = next(iter(self.tensors.values()))
-        self.batch_size, self.dtype, self.device = first.shape[0], first.dtype, first.device
 
     @property
     def requires_grad(self) -> bool:
@@ -175,7 +173,8 @@ class Potentials:
         other.min_length, other.max_length = self.min_length, self.max_length
         other.adjoint = other.gram_product = other.gram = other.weights = None
         other.index, other.examined = self.index, self.examined
-        other._note()
+        first = next(iter(tensors.values()))
+        other.batch_size, other.dtype, other.device = first.shape[0], first.dtype, first.device
         for name in self.carried:
             setattr(other, name, getattr(self, name))
         return other
@@ -188,7 +187,7 @@ class Potentials:
 
     def examining(self) -> Potentials:
         """The same numbers, cut from the graph and marked as examined."""
-        other = self.replace(self.detach().tensors)
+        other = self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
         other.examined = True
         return other
 

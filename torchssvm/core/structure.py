@@ -113,26 +113,23 @@ class Decoding(NamedTuple):
     relaxed: bool = False
 
 
-def scored(structure: Structure, oracle: Callable[..., Any], potentials: Any, *args: Any, **kwargs: Any) -> Any:
-    """Check the scores of a head once, and call an oracle; ValueError if a score is NaN or +inf."""
-    potentials = as_potentials(potentials)
-    if potentials.examined or plain() or transformed():
-        return oracle(potentials, *args, **kwargs)
-    with naming(potentials.index):
-        check_scores_finite(potentials, structure.places, structure.signed)
-        potentials.examined = True
-        try:
-            return oracle(potentials, *args, **kwargs)
-        finally:
-            potentials.examined = False
-
-
 def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an oracle take any output of a head and check the scores."""
+    """Make an oracle take any output of a head, and check the scores once; ValueError if one is NaN or +inf."""
 
     @functools.wraps(oracle)
     def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
-        return scored(self, functools.partial(oracle, self), potentials, *args, **kwargs)
+        if isinstance(potentials, Potentials) and potentials.examined:  # by training, a certificate, or another oracle
+            return oracle(self, potentials, *args, **kwargs)
+        potentials = as_potentials(potentials)
+        if plain() or transformed():
+            return oracle(self, potentials, *args, **kwargs)
+        with naming(potentials.index):
+            check_scores_finite(potentials, self.places, self.signed)
+            potentials.examined = True
+            try:
+                return oracle(self, potentials, *args, **kwargs)
+            finally:
+                potentials.examined = False
 
     return call
 
@@ -359,7 +356,11 @@ class Structure(ABC):
         Raises:
             ValueError: A score is NaN or +inf.
         """
-        return as_decoding(scored(self, self.argmax, potentials)).labeling
+        return as_decoding(self._decode(potentials)).labeling
+
+    @gated
+    def _decode(self, potentials: Potentials) -> Decoding | Labeling:
+        return self.argmax(potentials)
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of ``SoftmaxMargin``; optional.
