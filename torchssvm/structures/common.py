@@ -182,10 +182,16 @@ def check_no_lengths(lengths: None) -> None:
 
 
 def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
+    """:func:`mask_of` lengths that :func:`check_range` has checked."""
+    if lengths is not None:
+        check_range(lengths, batch, longest)
+    return mask_of(lengths, batch, longest, device)
+
+
+def mask_of(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
     """The mask of real positions, ``[B, N]`` bool."""
     if lengths is None:
         return torch.ones(batch, longest, dtype=torch.bool, device=device)
-    check_range(lengths, batch, longest)
     return torch.arange(longest, device=device) < lengths.unsqueeze(1)
 
 
@@ -234,8 +240,9 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
     wrong = (target < 0) | (target >= num_states)
     if where is not None:
         wrong &= where
-    advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
-    reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
+    if bool(wrong.any()):
+        advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
+        reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
 
 
 class Head(nn.Module):
