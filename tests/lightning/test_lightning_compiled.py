@@ -141,12 +141,12 @@ def test_proposals_of_a_loop_and_of_a_loss_are_not_mixed(words):
     batch = words.collate([words[i] for i in range(len(words))])
     loop, optimizer = CompiledBCFW(head, dual, [batch]), BCFW(head.parameters(), dual)
     few = torch.arange(3)
-    dual.mailbox.put(ProposedVisits(loop, few))
+    dual.mailbox.waiting.append(ProposedVisits(loop, few))
     optimizer.step()
     assert (dual.visits, dual.steps, dual.mailbox.waiting) == (1, 3, [])
     assert 0.0 < optimizer.param_groups[0]["lr"] <= 1.0 / dual.lam
     before = [p.detach().clone() for p in head.parameters()]
-    dual.mailbox.put(ProposedVisits(loop, few))
+    dual.mailbox.waiting.append(ProposedVisits(loop, few))
     BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index).backward()
     with pytest.raises(RuntimeError, match="two kinds"):
         optimizer.step()

@@ -89,19 +89,20 @@ class RowBuffer(Stateful):
 
         ``values`` ``[B, longest, *trailing]`` are zero where padded; ``rows`` are those of :meth:`read`.
         """
-        if not self.complete:
+        if self.examples < len(self.start):
             self._place(on_host(index), rows)
-        self.widen(values.shape[2:])
-        if values.shape[2:] == self.values.shape[1:] and fits_triton(self.values, index, values, factors):
-            from torchssvm.dual.rows_triton import add_triton
+        if self.used > len(self.values) or values.shape[2:] != self.values.shape[1:]:
+            self.widen(values.shape[2:])
+        if values.shape[2:] == self.values.shape[1:]:
+            if self._compiled and all(tensor.is_contiguous() for tensor in (index, values, factors)):
+                flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))
+                _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
+                return
+            if not self._compiled and fits_triton(self.values, index, values, factors):
+                from torchssvm.dual.rows_triton import add_triton
 
-            add_triton(self.values, *self._places(), index, values, factors)
-            return
-        fits = self._compiled and all(tensor.is_contiguous() for tensor in (index, values, factors))
-        if fits and values.shape[2:] == self.values.shape[1:]:
-            flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))
-            _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
-            return
+                add_triton(self.values, *self._places(), index, values, factors)
+                return
         values = values * factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1))
         places = self.locate(index, values.shape[1])
         values = values.flatten(0, 1)

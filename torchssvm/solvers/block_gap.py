@@ -20,11 +20,10 @@ from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_produ
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import first_occurrences, full_precision, on_host, pick, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
-from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import dense, select_examples
 from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import refusing_on_all
-from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets
+from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets, digest_examples
 from torchssvm.dual.state import DualState, Mailbox
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
@@ -342,5 +341,5 @@ class _Propose(torch.autograd.Function):
             gradients: Sequence[Tensor] = [gradient * scale for gradient in ctx.gradients]
         else:  # in one kernel
             gradients = torch._foreach_mul(ctx.gradients, scale)
-        ctx.mailbox.put(step)
+        ctx.mailbox.waiting.append(step)
         return (None, None, None, *gradients)

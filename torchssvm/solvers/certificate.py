@@ -16,10 +16,9 @@ from torchssvm.core.batch import Batch, check_fits
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import full_precision, on_host, scalars, upload
 from torchssvm.core.packages import warn
-from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, parts_of, squared_norm
-from torchssvm.dual.checks import check_dual, check_targets
+from torchssvm.dual.checks import check_dual, check_targets, digest_examples
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
 

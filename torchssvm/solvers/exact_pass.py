@@ -24,10 +24,10 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import full_precision, known, on_host, read_together
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.probe import check_depends
-from torchssvm.core.problem import as_structure, check_lam, digest_examples
+from torchssvm.core.problem import as_structure, check_lam
 from torchssvm.core.row_sparse import parts_of, squared_norm
 from torchssvm.core.structure import Labeling, OracleResult, Structure
-from torchssvm.dual.checks import check_batch
+from torchssvm.dual.checks import check_batch, digest_examples
 from torchssvm.dual.state import DualState
 
 Head = Callable[..., Any]
