@@ -30,7 +30,8 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
             the target, or better than its bound.
     """
-    potentials = potentials.examining()  # outputs of NaN have scores of NaN
+    if not potentials.examined:
+        potentials = potentials.examining()  # outputs of NaN have scores of NaN
     with naming(potentials.index), full_precision(potentials.device):
         decoding = as_decoding(structure.augmented_argmax(potentials, target))
         corner = structure.examine(decoding.labeling, target, potentials)

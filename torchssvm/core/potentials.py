@@ -272,7 +272,7 @@ def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argume
 def inner(a: Parts, b: Parts, n: int = 1) -> Tensor:
     """Per-example inner products ``<a_i, b_i> / n``, summed over all names: ``[B]`` float64."""
     pairs = _pairs(a, b)
-    if _on_device(pairs):
+    if pairs[0][0].is_cuda and _fit_triton(pairs):
         from torchssvm.core.inner_triton import inner_triton
 
         return inner_triton(pairs, n)[0]
@@ -283,12 +283,14 @@ def inner(a: Parts, b: Parts, n: int = 1) -> Tensor:
 
 def inner_and_sizes(a: Parts, b: Parts) -> tuple[Tensor, Tensor]:
     """:func:`inner`, and the sums of the absolute values of its terms."""
-    if _on_device(pairs := _pairs(a, b)):
+    pairs = _pairs(a, b)
+    if pairs[0][0].is_cuda and _fit_triton(pairs):
         from torchssvm.core.inner_triton import inner_triton
 
         return tuple(inner_triton(pairs))
-    one, other = ({name: tensor.abs() for name, tensor in parts.items()} for parts in (a, b))
-    return inner(a, b), inner(one, other)
+    values = [_row_products(one, other) for one, other in pairs]
+    sizes = [_row_products(one.abs(), other.abs()) for one, other in pairs]
+    return sum(values[1:], values[0]), sum(sizes[1:], sizes[0])
 
 
 def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:
@@ -300,8 +302,8 @@ def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:
     return list(zip(a.values(), others, strict=True))
 
 
-def _on_device(pairs: list[tuple[Tensor, Tensor]]) -> bool:
-    return pairs[0][0].is_cuda and all(
+def _fit_triton(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    return all(
         len(a) and a.dtype == b.dtype and fits_triton(a, b) and not (a.requires_grad or b.requires_grad)
         for a, b in pairs
     )

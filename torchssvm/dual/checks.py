@@ -44,7 +44,8 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials, dtype: t
         raise TypeError(
             f"the potentials are {potentials.dtype} and the head's weights {dtype}: give head(x), with autocast off"
         )
-    dual.to(weights.device)
+    if dual.loss.device != weights.device:
+        dual.to(weights.device)
     places = examples - dual.own.start  # a copy
     return places if weights.is_cpu else upload(places, weights.device)
 

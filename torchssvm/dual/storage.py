@@ -148,6 +148,8 @@ class Storage(Stateful):
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
         """The blocks of a batch; changes nothing. ``target`` comes from ``structure.check_target``.
 
+        Potentials carry no graph.
+
         Potentials may be float64 where the parameters are float32: blocks then take part in float64.
 
         Raises:
@@ -387,12 +389,12 @@ class StoredParts(Stored):
         self._storage = storage
         self._target = target
         self.index = index
-        self.potentials = potentials.detach()
+        self.potentials = potentials
         self.num_examples = storage.num_examples
 
     @override
     def inner(self, potentials: Potentials) -> Tensor:
-        return inner(self.psi, potentials.detach().tensors, self.num_examples)
+        return inner(self.psi, potentials.tensors, self.num_examples)
 
     @override
     def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:

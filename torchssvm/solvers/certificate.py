@@ -368,8 +368,9 @@ def recompute_weights(
             target = dual.structure.check_target(batch.y, potentials)
             check_targets(dual, digest_examples(target, potentials), index)
             with full_precision(potentials.device):
-                stored = dual.storage.gather(index, potentials, target)
-                dual.storage.check_features(stored, potentials, leaves)
+                stored = dual.storage.gather(index, potentials.detach(), target)
+                if dual.storage.needs_gradients:
+                    dual.storage.check_features(stored, potentials, leaves)
                 parts = dual.storage.contribution(stored, potentials, leaves)
             for total, part in zip(weights, parts, strict=True):
                 total += part

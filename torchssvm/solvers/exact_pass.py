@@ -291,16 +291,18 @@ def exact_pass(head: Head, dual: DualState, batches: Iterable[Batch], *, remembe
         target = structure.check_target(batch.y, potentials)
         place = on_host(index)
         targets[place] = digest_examples(target, potentials)
-        corner = _decode(structure, potentials, target)
+        theta = potentials.examining()
+        corner = _decode(structure, theta, target)
         assert corner.read is not None
         with torch.no_grad(), full_precision(potentials.device):
-            stored = storage.gather(index, potentials, target)
-            storage.check_features(stored, potentials, leaves)
+            stored = storage.gather(index, theta, target)
+            if storage.needs_gradients:
+                storage.check_features(stored, potentials, leaves)
             hinges += float(corner.read[1].sum())
             exact &= corner.exact
             relaxed |= corner.relaxed
             hinge.append((place, corner.read[0]))
-            slopes.append((stored.inner(potentials), *(stored.mean_loss(potentials) or ())))
+            slopes.append((stored.inner(theta), *(stored.mean_loss(theta) or ())))
             torch._foreach_add_(weights, storage.contribution(stored, potentials, leaves))
             if remember and (insert := storage.remember(stored, corner)) is not None:
                 keep.append(insert)
