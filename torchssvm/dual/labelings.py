@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.gradients import adjoint
 from torchssvm.core.operators import known, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
-from torchssvm.core.row_sparse import doubled
 from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
-from torchssvm.dual.storage import MeanParts, Storage, Stored, other_length
+from torchssvm.dual.mean_parts import MeanParts, other_length
+from torchssvm.dual.storage import Storage, Stored
 
 
 class Labelings(Storage):
@@ -177,14 +176,6 @@ class Labelings(Storage):
     def forget_features(self) -> None:
         """Mark the inner products as unknown; they were computed from the old features."""
         self.sets.known.fill_(False)
-
-    def contribution(
-        self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None
-    ) -> list[Tensor]:
-        """One backward pass of the head."""
-        assert isinstance(stored, StoredLabelings)
-        gradients = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
-        return doubled(gradients, 1.0 / (self.lam * self.num_examples))
 
     def _nested(self) -> dict[str, Stateful]:
         return {"sets": self.sets, "rest": self.rest}

@@ -19,7 +19,8 @@ from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
 from torchssvm.core.states import ByRank, Numbers, Stateful, check_entries, check_seal, copied
 from torchssvm.core.structure import Structure
-from torchssvm.dual.storage import MeanParts, Storage
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.storage import Storage
 
 
 class ProposedStep(Protocol):

@@ -18,8 +18,8 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.states import Numbers, Stateful, check_entries, copied
 from torchssvm.core.structure import Structure, fit
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import UNKNOWN
-from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.certificate import Certificate, recompute_weights, write
 from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.solver import Relative, Solver, Tolerance

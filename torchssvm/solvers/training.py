@@ -36,8 +36,9 @@ from torchssvm.core.problem import check_bounds, check_lam, find_structure, grou
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts, Storage
+from torchssvm.dual.storage import Storage
 from torchssvm.dual.weights import Weights
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.solvers.bcfw import BCFW

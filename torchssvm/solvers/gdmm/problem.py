@@ -18,8 +18,8 @@ from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.dual.checks import check_batch, check_targets, digest_examples
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.exact_pass import every_example
 from torchssvm.solvers.gdmm.rules import BruteForce, Penalty, SortedOracle
 

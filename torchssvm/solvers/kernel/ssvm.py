@@ -25,8 +25,8 @@ from torchssvm.core.row_sparse import add_rows, squared_norm
 from torchssvm.core.states import Numbers, Stateful, check_entries, check_seal
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, digest
 from torchssvm.dual.checks import check_structure, digest_targets
+from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts, StoredParts
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal, make_certificate, write
 from torchssvm.solvers.kernel.head import GramRows, KernelHead, TrainingSet, name_of
 from torchssvm.solvers.trainer import DualTrainer
