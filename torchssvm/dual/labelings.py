@@ -73,7 +73,7 @@ class Labelings(Storage):
         """A labeling of one example, decoded once: a template for sizes and dtypes."""
         if self._template is None:
             targets = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
-            like = vars(type(self.structure)).get("target_is_labeling", False)  # a subclass may have other labelings
+            like = vars(type(self.structure)).get("_target_is_labeling", False)  # a subclass may have other labelings
             if isinstance(target, Tensor) and like:
                 self._template = target[:1].clone()
             else:

@@ -166,7 +166,7 @@ class StructureTestCase(LabelingsTestCase):
         structure, potentials, _ = self.setting(seed, batch, integers, dtype)
         found = structure.max_marginals(self.with_padding(potentials, lambda padded: torch.nan))
         assert found.dtype == torch.float64
-        name, there = next(iter(potentials.tensors)), structure.state_parts[1]
+        name, there = next(iter(potentials.tensors)), structure._state_parts[1]
         best = structure.decode(potentials)
         own = conform(structure.parts(best), potentials, "parts")[name] == there
         assert not bool((found[own] < 0).any()), "an output's own states are as good as others"

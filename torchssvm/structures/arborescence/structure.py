@@ -120,7 +120,7 @@ class Arborescence(Labelled):
         tensor([[0, 1]])
     """
 
-    not_plain = "spanning trees are decoded by loops over single tokens"
+    _not_plain = "spanning trees are decoded by loops over single tokens"
 
     def __init__(self, among: Arborescences | None = None, *, normalize: bool = True) -> None:
         check_flags(normalize=normalize)

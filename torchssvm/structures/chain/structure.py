@@ -55,7 +55,7 @@ class Chain(Labelled, Indexed):
     """
 
     single = "emission"
-    quick_to_decode = target_is_labeling = True
+    _quick_to_decode = _target_is_labeling = True
 
     def __init__(
         self,

@@ -100,9 +100,9 @@ class Matching(Structure):
                  [1, 0]]])
     """
 
-    not_plain = "an assignment is found by loops over single nodes"
+    _not_plain = "an assignment is found by loops over single nodes"
 
-    quick_to_decode = True
+    _quick_to_decode = True
 
     settings = Structure.__repr__  # no attribute counts or caches
 

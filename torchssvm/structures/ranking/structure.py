@@ -50,7 +50,7 @@ class Ranking(Structure):
         tensor([[1, 0, 2]])
     """
 
-    quick_to_decode = True
+    _quick_to_decode = True
 
     def __init__(self, measure: RankingMeasure | None = None) -> None:
         self.measure = PairSwaps() if measure is None else measure

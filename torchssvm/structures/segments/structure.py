@@ -68,7 +68,7 @@ class Segments(Indexed):
     """
 
     unit = "frame"
-    quick_to_decode = True
+    _quick_to_decode = True
 
     def __init__(
         self,

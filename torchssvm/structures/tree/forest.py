@@ -83,7 +83,7 @@ class Forest(Labelled):
         ValueError: ``num_states`` is less than 1, or ``class_weight`` has another number of costs.
     """
 
-    not_plain = "trees that differ from example to example are decoded by loops over single nodes"
+    _not_plain = "trees that differ from example to example are decoded by loops over single nodes"
 
     settings = Structure.__repr__  # no attribute counts or caches
 

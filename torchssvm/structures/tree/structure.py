@@ -87,7 +87,7 @@ class Tree(Labelled, Indexed):
     """
 
     unit = single = "node"
-    quick_to_decode = True
+    _quick_to_decode = True
 
     def __init__(
         self, num_states: int, parent: Sequence[int] | Tensor, *, shared: bool = True, normalize: bool = True
