@@ -245,7 +245,7 @@ class StoredLabelings(Stored):
         self._scores: Tensor | None = None
 
     @cached_property
-    def psi(self) -> Parts:
+    def psi(self) -> Parts:  # type: ignore[override]
         """``p(y_i) - mu_i`` of every block."""
         if self._columns and self._some is None:
             parts = self._structure.mean_difference(self._labelings, -self._mass, self.target, self.potentials)
