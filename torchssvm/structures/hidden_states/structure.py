@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_int64, check_readable, check_tensor, 
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Structure, as_decoding, augmented, loss_by_name, reject_rows
-from torchssvm.structures.common import Around, check_labels, check_shape, mask_of, reject_entries
+from torchssvm.structures.common import Around, check_labels, check_lengths, check_shape, reject_entries
 
 UNKNOWN = -100
 """The label of a position whose label is unknown: the default ``ignore_index`` of torch."""
@@ -192,7 +192,7 @@ class HiddenStates(Around):
         shape = observed.shape[:-1] if sets else observed.shape
         real = torch.ones(shape, dtype=torch.bool, device=observed.device)
         if len(shape) == 2 and potentials.lengths is not None:
-            real = mask_of(potentials.lengths, *shape, observed.device)
+            real = check_lengths(potentials.lengths, *shape, observed.device)
         if sets:
             empty = real & ~observed.any(-1)
             reject_rows(empty.flatten(1).any(1) if empty.ndim > 1 else empty, "target has a set of no labels in {rows}")
