@@ -315,10 +315,11 @@ def test_bcfw_refuses_labels_that_several_states_show_and_the_hinge_takes_the_be
         assert torch.equal(hinge(head(x), target), hinge(head(x), completed))
     first = structure.check_target(y, head(x))
     assert float(hinge(head(x), y)) < float(hinge(head(x), first))
-    dual = DualState.for_head(LinearChain(4, 3), 2, 0.1, structure=structure)
-    assert float(BlockGap(dual)(LinearChain(4, 3)(x), completed, torch.arange(2)).detach()) > 0.0
+    head = LinearChain(4, 3)
+    dual = DualState.for_head(head, 2, 0.1, structure=structure)
+    assert float(BlockGap(dual)(head(x), completed, torch.arange(2)).detach()) > 0.0
     short = torch.tensor([[0, 1, 2], [1, 0, -100]])  # -100 beyond a length is padding
-    potentials = LinearChain(4, 3)(x, torch.tensor([3, 2]))
+    potentials = head(x, torch.tensor([3, 2]))
     for target in (short, short.masked_fill(short < 0, 0)):
         assert float(BlockGap(dual)(potentials, target, torch.arange(2)).detach()) > 0.0
     with pytest.raises(TypeError, match="structure"):
