@@ -15,9 +15,8 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import full_precision, in_full_precision, on_host
 from torchssvm.core.potentials import scale
 from torchssvm.core.probe import TOLERANCE, probe
-from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import flat, squared_norm
-from torchssvm.dual.checks import check_batch, check_targets
+from torchssvm.dual.checks import check_batch, check_targets, digest_examples
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import dual_exceeds_primal
 from torchssvm.solvers.exact_pass import every_example

@@ -13,12 +13,11 @@ from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import first_occurrences, full_precision, in_full_precision, on_host
 from torchssvm.core.potentials import conform, inner, subtract
-from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
-from torchssvm.dual.checks import check_batch, check_targets
+from torchssvm.dual.checks import check_batch, check_targets, digest_examples
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.exact_pass import every_example
 from torchssvm.solvers.trainer import DualTrainer

@@ -11,8 +11,9 @@ from torchssvm.core.gradients import combine, per_example_adjoint
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
 from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Structure, loss_by_name, reject_rows
+from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts, Stored, StoredParts
+from torchssvm.dual.storage import Stored
 from torchssvm.steps.box_qp import gram
 
 

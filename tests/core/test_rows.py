@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchssvm.dual.rows import RowBuffer
+from torchssvm.dual.mean_parts import RowBuffer
 
 
 @pytest.mark.parametrize("trailing", [(), (3,), (2, 2)])

@@ -134,7 +134,7 @@ def test_what_a_program_says_of_its_speed_chooses_the_solver(quick):
         program.quick, solve = quick, program.solve
         program.solve = lambda *args, delay=delay, solve=solve: (time.sleep(delay), solve(*args))[1]
         results.append(PredictThenOptimize(program, 0.1, tol=0.05, random_state=0).fit(x, costs))
-    assert results[0].structure_.quick_to_decode == quick
+    assert results[0].structure_._quick_to_decode == quick
     assert results[0].certificate_.relative_gap <= 0.05
     assert np.array_equal(results[0].coef_, results[1].coef_)
 

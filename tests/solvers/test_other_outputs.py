@@ -41,7 +41,7 @@ from torchssvm import (
     certify,
     recompute_weights,
 )
-from torchssvm.core.problem import digest_examples
+from torchssvm.dual.checks import digest_examples
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.decisions import DecisionPotentials, Knapsack, Situations
 from torchssvm.structures.pairwise_graph import PairwisePotentials

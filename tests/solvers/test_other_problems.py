@@ -27,10 +27,10 @@ from torchssvm import (
     recompute_weights,
     regularization_path,
 )
-from torchssvm.core.problem import digest_targets
 from torchssvm.core.states import with_seal
 from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
+from torchssvm.dual.checks import digest_targets
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
 from torchssvm.steps import CommonStep
 

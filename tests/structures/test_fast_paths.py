@@ -8,14 +8,14 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.core.structure import Structure
-from torchssvm.dual import rows as rows_module
+from torchssvm.dual import mean_parts
 from torchssvm.steps import box_qp
 from torchssvm.steps.box_qp import gram, solve_batch, solve_box_qp
 from torchssvm.structures.chain import head as linear_chain
 from torchssvm.structures.chain import structure as chain
 from torchssvm.structures.common import WeightedLabels
 
-USERS = ("torchssvm.core.potentials", box_qp.__name__, rows_module.__name__, chain.__name__, linear_chain.__name__)
+USERS = ("torchssvm.core.potentials", box_qp.__name__, mean_parts.__name__, chain.__name__, linear_chain.__name__)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 

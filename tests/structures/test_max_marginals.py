@@ -45,7 +45,7 @@ def graphs(oracle=None):
 def assert_margins(structure, potentials, outputs):
     """Against all outputs, with known scores; parts that an output has not add nothing, not even an infinite score."""
     known = structure.known_scores(potentials) or {}
-    (name, _), present = next(iter(potentials.tensors.items())), structure.state_parts[1]
+    (name, _), present = next(iter(potentials.tensors.items())), structure._state_parts[1]
     values, has = [], []
     for output in outputs:
         parts = conform(structure.parts(output), potentials, "parts")

@@ -251,17 +251,14 @@ class _Here(threading.local):
 _here = _Here()
 
 
-class naming:
-    """A context in which errors name row b of a batch as example ``index[b]``, unless the index is None."""
-
-    def __init__(self, index: Tensor | None) -> None:
-        self.index = index
-
-    def __enter__(self) -> None:
-        self.before, _here.index = _here.index, self.index
-
-    def __exit__(self, *_: Any) -> None:
-        _here.index = self.before
+@contextmanager
+def naming(index: Tensor | None) -> Iterator[None]:
+    """Name row b of a batch as example ``index[b]`` in errors, unless the index is None."""
+    before, _here.index = _here.index, index
+    try:
+        yield
+    finally:
+        _here.index = before
 
 
 def name_rows(index: Tensor) -> None:

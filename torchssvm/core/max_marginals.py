@@ -25,7 +25,7 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
     """
     scores = {name: (t[:1] if t.stride(0) == 0 else t).double().expand_as(t) for name, t in potentials.tensors.items()}
     wide, (name, tensor) = potentials.replace(scores), next(iter(scores.items()))
-    absent, present = structure.state_parts
+    absent, present = structure._state_parts
     margins, padding = torch.zeros_like(tensor), padding_of(wide, name)
     if not len(tensor):
         return margins

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -22,72 +21,68 @@ from torchssvm.core.structure import (
     reject_rows,
 )
 
-Read = Callable[..., tuple[Tensor, ...]]
-
 
 @torch.no_grad()
-def find_corner(
-    structure: Structure, potentials: Potentials, target: Labeling, read: Read = read_together
-) -> OracleResult:
+def find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> OracleResult:
     """Loss-augmented decoding with its checks. ``target`` comes from ``check_target``.
-
-    ``read`` brings hinges and losses to the CPU, where they are checked.
 
     Raises:
         ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
             the target, or better than its bound.
     """
-    with naming(potentials.index):
-        return _find_corner(structure, potentials.examining(), target, read)  # outputs of NaN have scores of NaN
-
-
-def _find_corner(structure: Structure, potentials: Potentials, target: Labeling, read: Read) -> OracleResult:
-    with full_precision(potentials.device):
+    if not potentials.examined:
+        potentials = potentials.examining()  # outputs of NaN have scores of NaN
+    with naming(potentials.index), full_precision(potentials.device):
         decoding = as_decoding(structure.augmented_argmax(potentials, target))
         corner = structure.examine(decoding.labeling, target, potentials)
-        corner.loss = loss = per_example(corner.loss, potentials, "loss(labeling, target)")
-        if decoding.exact and decoding.bound is None:
-            bound = None
-        elif decoding.bound is None:
-            raise ValueError("bound=None with exact=False: the oracle must return an upper bound of its maximum")
-        else:
+        corner.loss = per_example(corner.loss, potentials, "loss(labeling, target)")
+        bound = None
+        if decoding.bound is not None:
             target_parts = conform(structure.parts(target), potentials, "parts(target)")
-            score = inner(target_parts, potentials.tensors)
-            bound = decoding.bound.to(torch.float64) - score
-    score, losses, *most = read(corner.score, loss, *([] if bound is None else [bound]))
-    hinge = corner.hinge if score is corner.score else score + losses
-    low, high = torch.stack(torch.cat([hinge, losses]).aminmax()).tolist()
-    if not (low >= 0.0 and high < torch.inf):  # then the details
-        where = " (in the padding)" if _finite_within(structure, potentials) else ""
-        hinge = corner.hinge
-        reject_rows(
-            ~torch.isfinite(hinge), "the potentials of {rows} are not finite" + where + ": check features and weights"
-        )
-        if structure.known_scores(potentials) is None:
-            reject_rows(loss < 0, "loss(labeling, target) is negative in {rows}: a loss must be at least 0")
-        # An oracle that misses the target would make the dual decrease; rounding is tolerated.
-        default = type(structure).augmented_argmax is Structure.augmented_argmax
-        reject_rows(
-            hinge < -_rounding(structure, potentials, loss),
-            "the oracle returned outputs that score worse than the target in {rows}: "
-            + (
-                "argmax is wrong, or loss and loss_potentials disagree: run torchssvm.check(head, structure, batch)"
-                if default
-                else "augmented_argmax must return at least the target's score"
-            ),
-        )
-        corner.hinge = hinge.clamp(min=0.0)
-        hinge = on_host(corner.hinge)
-    corner.read = hinge, hinge
-    if bound is not None:
-        if bool((most[0] < hinge).any()):
-            wrong = bound < corner.hinge - _rounding(structure, potentials, loss)
-            reject_rows(wrong, "the oracle's bound is below the score of its output in {rows}")
-        corner.upper = torch.maximum(bound, corner.hinge)
-        corner.read = hinge, torch.maximum(most[0], hinge)
+            bound = decoding.bound.to(torch.float64) - inner(target_parts, potentials.tensors)
+        elif not decoding.exact:
+            raise ValueError("bound=None with exact=False: the oracle must return an upper bound of its maximum")
+        score, losses, *most = read_together(corner.score, corner.loss, *([] if bound is None else [bound]))
+        hinge = corner.hinge if score is corner.score else score + losses
+        low, high = torch.stack(torch.cat([hinge, losses]).aminmax()).tolist()
+        if not (low >= 0.0 and high < torch.inf):
+            _check_hinges(structure, potentials, corner)
+            corner.hinge = corner.hinge.clamp(min=0.0)
+            hinge = on_host(corner.hinge)
+        corner.read = hinge, hinge
+        if bound is not None:
+            if bool((most[0] < hinge).any()):
+                wrong = bound < corner.hinge - _rounding(structure, potentials, corner.loss)
+                reject_rows(wrong, "the oracle's bound is below the score of its output in {rows}")
+            corner.upper = torch.maximum(bound, corner.hinge)
+            corner.read = hinge, torch.maximum(most[0], hinge)
     corner.exact, corner.relaxed = decoding.exact and not decoding.relaxed, decoding.relaxed
     corner.make = partial(structure.difference, decoding.labeling, target, potentials)
     return corner
+
+
+def _check_hinges(structure: Structure, potentials: Potentials, corner: OracleResult) -> None:
+    """Raise ValueError for hinges that are not finite, negative losses, and hinges that are negative beyond rounding.
+
+    An oracle that misses the target would make the dual decrease.
+    """
+    where = " (in the padding)" if _finite_within(structure, potentials) else ""
+    reject_rows(
+        ~torch.isfinite(corner.hinge),
+        "the potentials of {rows} are not finite" + where + ": check features and weights",
+    )
+    if structure.known_scores(potentials) is None:
+        reject_rows(corner.loss < 0, "loss(labeling, target) is negative in {rows}: a loss must be at least 0")
+    default = type(structure).augmented_argmax is Structure.augmented_argmax
+    reject_rows(
+        corner.hinge < -_rounding(structure, potentials, corner.loss),
+        "the oracle returned outputs that score worse than the target in {rows}: "
+        + (
+            "argmax is wrong, or loss and loss_potentials disagree: run torchssvm.check(head, structure, batch)"
+            if default
+            else "augmented_argmax must return at least the target's score"
+        ),
+    )
 
 
 @torch.no_grad()

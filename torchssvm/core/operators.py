@@ -75,7 +75,9 @@ _sources = WeakIdKeyDictionary()  # of device tensors: the CPU tensor with their
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
     """``tensor`` on ``device``; a copy of a CPU tensor remembers it, as :func:`known` says."""
-    moved = tensor.to(device, non_blocking=torch.device(device).type != "cpu")
+    if torch.device(device).type == "cpu":
+        return tensor.to(device)
+    moved = tensor.to(device, non_blocking=True)
     return known(moved, tensor) if tensor.is_cpu else moved
 
 
@@ -125,44 +127,6 @@ def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:
     flat = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     parts = torch.cat(flat).cpu().split([len(part) for part in flat])
     return tuple(part.clone().view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
-
-
-def bring(tensors: Sequence[Tensor], rows: Tensor, size: int) -> list[Tensor]:
-    """Tensors of one device on the CPU, after one wait; of those with a row for each of ``size`` examples, ``rows``.
-
-    ``rows`` are int64 on the CPU. A row that all examples share comes once, ``[1, ...]``.
-    """
-    chosen, device_rows = [], None
-    for tensor in tensors:
-        near = tensor if tensor.is_cpu or (read := source(tensor)) is None else read
-        if tensor.shape[:1] == (size,) and near.stride(0) and not near.is_cpu:
-            near = near[device_rows := upload(rows, near.device) if device_rows is None else device_rows]
-        elif tensor.shape[:1] == (size,):
-            near = near[rows] if near.stride(0) else near[:1]
-        chosen.append(near)
-    numbers = iter(read_together(*away) if (away := [t for t in chosen if not t.is_cpu]) else ())
-    return [near if near.is_cpu else next(numbers) for near in chosen]
-
-
-class Reading:
-    """Reads numbers of one device; numbers for ``later`` are read together with the next ones, in one wait."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Sequence[Tensor], Callable[..., None]]] = []
-
-    def later(self, tensors: Sequence[Tensor], use: Callable[..., None]) -> None:
-        """Call ``use`` with the numbers of ``tensors`` on the CPU when the next ones are read."""
-        self._waiting.append((tensors, use))
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """As :func:`read_together`."""
-        waiting, self._waiting = self._waiting, []
-        numbers = read_together(*tensors, *(tensor for some, _ in waiting for tensor in some))
-        begin = len(tensors)
-        for some, use in waiting:
-            use(*numbers[begin : begin + len(some)])
-            begin += len(some)
-        return numbers[: len(tensors)]
 
 
 def scalars(*numbers: Tensor) -> list[float]:

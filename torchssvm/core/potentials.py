@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from torchssvm.compiler.jit import njit_fastmath
-from torchssvm.core.arguments import check_length_form, check_object, check_tensor, check_whole, read_numbers, row_names
+from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers, row_names
 from torchssvm.core.launch import fits_numba, once
 from torchssvm.core.operators import apart, pick, plain
 from torchssvm.core.triton_support import fits_triton
@@ -117,8 +117,9 @@ class Potentials:
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths = apart(lengths) if min_length is None else lengths
-        check_object(ragged := ragged or {}, "ragged", "items", '{"emission": 1}')
-        self.ragged = dict(ragged)
+        if not isinstance(ragged, Mapping | None):
+            raise TypeError(f'ragged={ragged!r} must be a mapping such as {{"emission": 1}}')
+        self.ragged = dict(ragged or {})
         self.adjoint = adjoint
         self.gram_product = gram_product
         self.gram = gram
@@ -129,7 +130,8 @@ class Potentials:
         sizes = [tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()]
         if None in sizes or any(size != sizes[0] for size in sizes):
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
-        self._note()
+        first = next(iter(self.tensors.values()))
+        self.batch_size, self.dtype, self.device = first.shape[0], first.dtype, first.device
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
             raise TypeError(f"tensors={sorted({str(t.dtype) for t in self.tensors.values()})} must have one dtype")
         for tensor in self.tensors.values():
@@ -140,14 +142,11 @@ class Potentials:
         if self.ragged and (lengths is None or not self.ragged.keys() <= self.tensors.keys()):
             raise ValueError(f"ragged={self.ragged} must name tensors of {sorted(self.tensors)}, and needs lengths")
         if lengths is not None:
-            check_length_form(lengths, self.batch_size)
             self.min_length, self.max_length = min_length, max_length
-            if not plain():
-                self._check_lengths(lengths)
-
-    def _note(self) -> None:
-        first = next(iter(self.tensors.values()))
-        self.batch_size, self.dtype, self.device = first.shape[0], first.dtype, first.device
+            if min_length is None or max_length is None:
+                check_length_form(lengths, self.batch_size)
+                if not plain():
+                    self._check_lengths(lengths)
 
     @property
     def requires_grad(self) -> bool:
@@ -175,7 +174,8 @@ class Potentials:
         other.min_length, other.max_length = self.min_length, self.max_length
         other.adjoint = other.gram_product = other.gram = other.weights = None
         other.index, other.examined = self.index, self.examined
-        other._note()
+        first = next(iter(tensors.values()))
+        other.batch_size, other.dtype, other.device = first.shape[0], first.dtype, first.device
         for name in self.carried:
             setattr(other, name, getattr(self, name))
         return other
@@ -188,7 +188,7 @@ class Potentials:
 
     def examining(self) -> Potentials:
         """The same numbers, cut from the graph and marked as examined."""
-        other = self.replace(self.detach().tensors)
+        other = self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
         other.examined = True
         return other
 
@@ -205,8 +205,7 @@ class Potentials:
 
     def _check_lengths(self, lengths: Tensor) -> None:
         longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
-        if self.min_length is None or self.max_length is None:
-            self._read_lengths()
+        self._read_lengths()
         low, high = self.min_length, self.max_length
         if low is not None and high is not None and (low < 1 or (longest is not None and high > longest)):
             allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"
@@ -273,7 +272,7 @@ def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argume
 def inner(a: Parts, b: Parts, n: int = 1) -> Tensor:
     """Per-example inner products ``<a_i, b_i> / n``, summed over all names: ``[B]`` float64."""
     pairs = _pairs(a, b)
-    if _on_device(pairs):
+    if pairs[0][0].is_cuda and _fit_triton(pairs):
         from torchssvm.core.inner_triton import inner_triton
 
         return inner_triton(pairs, n)[0]
@@ -284,12 +283,14 @@ def inner(a: Parts, b: Parts, n: int = 1) -> Tensor:
 
 def inner_and_sizes(a: Parts, b: Parts) -> tuple[Tensor, Tensor]:
     """:func:`inner`, and the sums of the absolute values of its terms."""
-    if _on_device(pairs := _pairs(a, b)):
+    pairs = _pairs(a, b)
+    if pairs[0][0].is_cuda and _fit_triton(pairs):
         from torchssvm.core.inner_triton import inner_triton
 
         return tuple(inner_triton(pairs))
-    one, other = ({name: tensor.abs() for name, tensor in parts.items()} for parts in (a, b))
-    return inner(a, b), inner(one, other)
+    values = [_row_products(one, other) for one, other in pairs]
+    sizes = [_row_products(one.abs(), other.abs()) for one, other in pairs]
+    return sum(values[1:], values[0]), sum(sizes[1:], sizes[0])
 
 
 def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:
@@ -301,8 +302,8 @@ def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:
     return list(zip(a.values(), others, strict=True))
 
 
-def _on_device(pairs: list[tuple[Tensor, Tensor]]) -> bool:
-    return pairs[0][0].is_cuda and all(
+def _fit_triton(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    return all(
         len(a) and a.dtype == b.dtype and fits_triton(a, b) and not (a.requires_grad or b.requires_grad)
         for a, b in pairs
     )

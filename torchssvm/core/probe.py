@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint, per_example_adjoint
-from torchssvm.core.operators import Reading, full_precision, read_together
+from torchssvm.core.operators import full_precision, read_together
 from torchssvm.core.potentials import Parts, Potentials, inner_and_sizes, padding_of
 from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Structure
@@ -19,18 +19,11 @@ TOLERANCE = 1e-4
 """Relative tolerance: the features of a network differ by rounding between batches."""
 
 
-def check_depends(
-    potentials: Potentials,
-    structure: Structure,
-    parameters: Sequence[Tensor],
-    read: Reading | None = None,
-    numbers: Tensor | None = None,
-) -> None:
+def check_depends(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> None:
     """Check that the potentials are linear in these parameters, by Euler's identity for one direction; else ValueError.
 
     ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Infinite or NaN
-    numbers are skipped. The check is made now, or when ``read`` reads the next numbers. ``numbers`` is
-    ``flat(parameters)``, if known.
+    numbers are skipped.
     """
     if not potentials.requires_grad:
         raise ValueError(
@@ -40,18 +33,11 @@ def check_depends(
     with full_precision(potentials.device):
         gradients = adjoint(potentials, parts, parameters)
         detached = potentials.detach().tensors
-        terms = (flat(parameters) if numbers is None else numbers) * flat(gradients)
+        terms = flat(parameters) * flat(gradients)
         sums = *inner_and_sizes(parts, detached), terms.sum(), terms.norm(p=1)
-
-    compare = partial(_compare, 1e4 * torch.finfo(potentials.dtype).eps)
-    if read is None:
-        compare(*read_together(*sums))
-    else:
-        read.later(sums, compare)
-
-
-def _compare(rounding: float, scores: Tensor, sizes: Tensor, products: Tensor, absolute: Tensor) -> None:
+    scores, sizes, products, absolute = read_together(*sums)
     score, expected, size = float(scores.sum()), float(products), float(sizes.sum() + absolute)
+    rounding = 1e4 * torch.finfo(potentials.dtype).eps
     if math.isfinite(size) and not abs(score - expected) <= rounding * size:
         raise ValueError("the potentials do not come from the dual's parameters alone: pass the dual's head, or a copy")
 

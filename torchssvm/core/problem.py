@@ -1,21 +1,14 @@
-"""A training problem: its arguments, bounds on its weights ([G16] appendix H), and digests of its examples."""
+"""A training problem: its arguments, and bounds on its weights ([G16] appendix H)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_positive, check_tensor, check_type, check_whole
-from torchssvm.core.batch import tree_tensors
-from torchssvm.core.launch import fits_numba
-from torchssvm.core.operators import on_host
-from torchssvm.core.potentials import Potentials
 from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.structure import Structure
 
@@ -197,106 +190,6 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
             f"{name} {list(tensor.shape)} does not broadcast to weights {list(parameter.shape)}: give a number"
         ) from None
     return tensor
-
-
-_ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
-
-_SIZE = 2**63 - 1  # all bits except the sign, so that -0.0 counts as 0
-
-UNKNOWN = 0
-"""Stands for a target that was not seen yet; no target has this digest."""
-
-_FIRST_CARRIED = 1000  # the place of carried tensors: behind all tensors of a target
-
-_NONE = np.empty(0, np.int64)
-
-
-def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
-    """A digest of each example's target, as ``check_target`` returns it: ``[B]`` int64 on the CPU; never ``UNKNOWN``.
-
-    It depends on the length, and on all numbers and their places, except for padding values: 0 and negative integers.
-    A target whose negative numbers are no padding has other tensors to digest in its attribute ``digested``.
-    """
-    given = getattr(target, "digested", target)
-    leaves = [given] if isinstance(given, Tensor) else tree_tensors(given)
-    if lengths is not None and lengths.shape != leaves[0].shape[:1]:
-        raise ValueError(f"lengths must be [{len(leaves[0])}], one for each target, got {list(lengths.shape)}")
-    sizes = None if lengths is None else on_host(lengths)
-    digests = [_digest(on_host(leaf), place, sizes, leaf.dtype != torch.bool) for place, leaf in enumerate(leaves)]
-    return sum(digests[1:], digests[0])
-
-
-def digest_examples(target: Any, potentials: Potentials) -> Tensor:
-    """A digest of each example's target, length and carried tensors, ``[B]`` int64 on the CPU; never ``UNKNOWN``.
-
-    Carried tensors are edges, parents, capacities. Their padding is -1 in whole numbers, and 0 in others.
-    """
-    total = digest_targets(target, potentials.lengths)
-    for place, name in enumerate(potentials.carried, _FIRST_CARRIED):
-        if (carried := getattr(potentials, name)) is not None:
-            carried = on_host(carried)
-            numbers = carried if carried.is_floating_point() else carried.to(torch.int64) + 1
-            total += _digest(numbers, place, None, False)
-    return total
-
-
-def _digest(leaf: Tensor, place: int, lengths: Tensor | None, signed: bool) -> Tensor:
-    floating = leaf.is_floating_point()
-    numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
-    where = _places(place, leaf.shape[1:], leaf.device)
-    return _sum(numbers.contiguous(), where, lengths, signed and not floating)
-
-
-def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -> Tensor:
-    """The sum of each example's numbers ``[B, ...]`` int64, mixed with their places ``where``, and of its length:
-    ``[B]``.
-
-    Numbers may be the bits of floating-point ones; ``signed`` says whether those below 0 are padding.
-    """
-    if fits_numba(numbers):
-        sums, places = np.empty(len(numbers), np.int64), where.numpy().reshape(-1)
-        sizes = _NONE if lengths is None else lengths.numpy()
-        _sum_each(numbers.numpy().reshape(len(sums), len(places)), places, sizes, signed, sums)
-        return torch.from_numpy(sums)
-    counts = numbers > 0 if signed else numbers & _SIZE != 0
-    found = torch.where(counts, _mix(numbers * _ODD[1] + where), 0)
-    total = found.flatten(1).sum(1) if found.ndim > 1 else found
-    if lengths is not None:
-        total = total + _mix(lengths * _ODD[0])
-    return torch.where(total == UNKNOWN, 1, total)
-
-
-@njit
-def _sum_each(numbers: Any, where: Any, lengths: Any, signed: bool, total: Any) -> None:
-    for b in range(numbers.shape[0]):
-        found = 0
-        if len(lengths):
-            found = lengths[b] * _ODD[0]
-            found = (found ^ (found >> 29)) * _ODD[2]
-            found = found ^ (found >> 32)
-        for m in range(numbers.shape[1]):
-            number = numbers[b, m]
-            if (number > 0) if signed else (number & _SIZE != 0):
-                mixed = number * _ODD[1] + where[m]
-                mixed = (mixed ^ (mixed >> 29)) * _ODD[2]
-                found += mixed ^ (mixed >> 32)
-        total[b] = found if found != UNKNOWN else 1
-
-
-@lru_cache(maxsize=64)
-def _places(leaf: int, shape: Sequence[int], device: torch.device) -> Tensor:
-    """A number for each place in a tensor, ``[1, *shape]`` int64, which does not depend on the padded size."""
-    where = torch.full((1,) * (len(shape) + 1), leaf + 1, dtype=torch.int64, device=device)
-    for axis, size in enumerate(shape, 1):
-        along = torch.arange(1, size + 1, device=device)
-        where = _mix(where * _ODD[0] + along.view([-1 if a == axis else 1 for a in range(len(shape) + 1)]))
-    return where
-
-
-def _mix(numbers: Tensor) -> Tensor:
-    """Make low bits depend on high bits; in products only high bits depend on low ones."""
-    numbers = (numbers ^ (numbers >> 29)) * _ODD[2]
-    return numbers ^ (numbers >> 32)
 
 
 NamedBounds = Mapping[str, tuple[Bound | None, Bound | None]]

@@ -113,26 +113,23 @@ class Decoding(NamedTuple):
     relaxed: bool = False
 
 
-def scored(structure: Structure, oracle: Callable[..., Any], potentials: Any, *args: Any, **kwargs: Any) -> Any:
-    """Check the scores of a head once, and call an oracle; ValueError if a score is NaN or +inf."""
-    potentials = as_potentials(potentials)
-    if potentials.examined or plain() or transformed():
-        return oracle(potentials, *args, **kwargs)
-    with naming(potentials.index):
-        check_scores_finite(potentials, structure.places, structure.signed)
-        potentials.examined = True
-        try:
-            return oracle(potentials, *args, **kwargs)
-        finally:
-            potentials.examined = False
-
-
 def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an oracle take any output of a head and check the scores."""
+    """Make an oracle take any output of a head, and check the scores once; ValueError if one is NaN or +inf."""
 
     @functools.wraps(oracle)
     def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
-        return scored(self, functools.partial(oracle, self), potentials, *args, **kwargs)
+        if isinstance(potentials, Potentials) and potentials.examined:  # by training, a certificate, or another oracle
+            return oracle(self, potentials, *args, **kwargs)
+        potentials = as_potentials(potentials)
+        if plain() or transformed():
+            return oracle(self, potentials, *args, **kwargs)
+        with naming(potentials.index):
+            check_scores_finite(potentials, self.places, self.signed)
+            potentials.examined = True
+            try:
+                return oracle(self, potentials, *args, **kwargs)
+            finally:
+                potentials.examined = False
 
     return call
 
@@ -191,19 +188,19 @@ class Structure(ABC):
     unit: str = "token"
     """Name of one position of a labeling, used in error messages."""
 
-    quick_to_decode: bool = False
+    _quick_to_decode: bool = False
     """Whether decoding takes no longer than the rest of a step; labelings are then not reused."""
 
-    target_is_labeling: bool = False
+    _target_is_labeling: bool = False
     """Whether targets that are tensors have the shape and the dtype of a labeling."""
 
-    not_plain: str = ""
+    _not_plain: str = ""
     """Why plain torch operators cannot decode it, as a clause; empty where they can."""
 
-    state_parts: tuple[float, float] = (0.0, 1.0)
+    _state_parts: tuple[float, float] = (0.0, 1.0)
     """Part values of an absent and of a present state."""
 
-    pairwise_if_few: bool = False
+    _pairwise_if_few: bool = False
     """Whether pairwise steps are faster with fewer examples than weights, although decoding is quick."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -310,7 +307,7 @@ class Structure(ABC):
             TypeError: Plain operators cannot decode the structure.
         """
         for cls in type(self).__mro__:
-            if reason := vars(cls).get("not_plain"):
+            if reason := vars(cls).get("_not_plain"):
                 raise TypeError(
                     f"{cls.__name__} cannot be decoded in plain torch operators: {reason}. Call "
                     "head.structure.decode(head(x))"
@@ -359,7 +356,11 @@ class Structure(ABC):
         Raises:
             ValueError: A score is NaN or +inf.
         """
-        return as_decoding(scored(self, self.argmax, potentials)).labeling
+        return as_decoding(self._decode(potentials)).labeling
+
+    @gated
+    def _decode(self, potentials: Potentials) -> Decoding | Labeling:
+        return self.argmax(potentials)
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of ``SoftmaxMargin``; optional.
@@ -371,12 +372,12 @@ class Structure(ABC):
             f"{type(self).__name__} has no expectation oracle: define marginals(potentials), or train with BCFW"
         )
 
-    def target_marginals(self, potentials: Potentials, target: Labeling) -> Marginals:
+    def _target_marginals(self, potentials: Potentials, target: Labeling) -> Marginals:
         """:meth:`marginals` over the outputs that agree with the observed part of the target."""
         parts = conform(self.parts(target), potentials, "parts(target)")
         return Marginals(parts=parts, log_partition=inner(parts, potentials.tensors))
 
-    def choose_target(self, potentials: Potentials, given: Any, target: Labeling) -> Labeling:
+    def _choose_target(self, potentials: Potentials, given: Any, target: Labeling) -> Labeling:
         """The target of the hinge: ``target``, which ``check_target`` made of ``given``.
 
         With hidden parts, it is the best output that agrees with the observed part.
@@ -399,7 +400,7 @@ class Structure(ABC):
 
         Raises:
             TypeError: The structure has none.
-            ValueError: Decoding was not exact, or parts have other values than ``state_parts``.
+            ValueError: Decoding was not exact, or a part is neither absent nor present.
         """
         return margins_by_decoding(self, lambda given: as_decoding(self.argmax(given)), potentials)
 

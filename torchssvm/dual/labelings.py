@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.gradients import adjoint
 from torchssvm.core.operators import known, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
-from torchssvm.core.row_sparse import doubled
 from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
-from torchssvm.dual.storage import MeanParts, Storage, Stored, other_length
+from torchssvm.dual.mean_parts import MeanParts, other_length
+from torchssvm.dual.storage import Storage, Stored
 
 
 class Labelings(Storage):
@@ -74,7 +73,7 @@ class Labelings(Storage):
         """A labeling of one example, decoded once: a template for sizes and dtypes."""
         if self._template is None:
             targets = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
-            like = vars(type(self.structure)).get("target_is_labeling", False)  # a subclass may have other labelings
+            like = vars(type(self.structure)).get("_target_is_labeling", False)  # a subclass may have other labelings
             if isinstance(target, Tensor) and like:
                 self._template = target[:1].clone()
             else:
@@ -178,14 +177,6 @@ class Labelings(Storage):
         """Mark the inner products as unknown; they were computed from the old features."""
         self.sets.known.fill_(False)
 
-    def contribution(
-        self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None
-    ) -> list[Tensor]:
-        """One backward pass of the head."""
-        assert isinstance(stored, StoredLabelings)
-        gradients = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
-        return doubled(gradients, 1.0 / (self.lam * self.num_examples))
-
     def _nested(self) -> dict[str, Stateful]:
         return {"sets": self.sets, "rest": self.rest}
 
@@ -254,7 +245,7 @@ class StoredLabelings(Stored):
         self._scores: Tensor | None = None
 
     @cached_property
-    def psi(self) -> Parts:
+    def psi(self) -> Parts:  # type: ignore[override]
         """``p(y_i) - mu_i`` of every block."""
         if self._columns and self._some is None:
             parts = self._structure.mean_difference(self._labelings, -self._mass, self.target, self.potentials)

@@ -14,12 +14,13 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import as_number, check_limit, check_type
 from torchssvm.core.gradients import check_at_first_call
-from torchssvm.core.problem import UNKNOWN, Box, check_lam, check_problem, check_range, find_structure
+from torchssvm.core.problem import Box, check_lam, check_problem, check_range, find_structure
 from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
 from torchssvm.core.states import ByRank, Numbers, Stateful, check_entries, check_seal, copied
 from torchssvm.core.structure import Structure
-from torchssvm.dual.storage import MeanParts, Storage
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.storage import Storage
 
 
 class ProposedStep(Protocol):
@@ -44,10 +45,6 @@ class Mailbox:
     def __init__(self) -> None:
         self.waiting: list[ProposedStep] = []
         self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
-
-    def put(self, step: ProposedStep) -> None:
-        """Add a step."""
-        self.waiting.append(step)
 
     def take(self) -> list[ProposedStep]:
         """Remove and return all waiting steps."""
@@ -77,6 +74,9 @@ class Mailbox:
 
 
 FORMAT = 4
+UNKNOWN = 0
+"""Stands for a target that was not seen yet; no target has this digest."""
+
 _COUNTERS = ("cache_hits", "steps", "oracle_calls", "visits", "moved")
 _LARGE = 1 << 17  # more weights than this are not all read in every step, ...
 _PER_BLOCK = 1000  # ... but on average at most so many for each block that moves
@@ -169,6 +169,7 @@ class DualState(ByRank):
         self.held_norm = self._held_square = 0.0
         self._written = [-1 for _ in self.parameters]
         self._numbers = sum(p.numel() for p in self.parameters)
+        self.is_large = self._numbers > _LARGE  # their norm is then updated, not computed in every step
         self._unread = 0  # blocks moved since all weights were read
         self.version = 0
         self.num_examples = num_examples = int(num_examples)
@@ -451,11 +452,6 @@ class DualState(ByRank):
         """Whether the weights were written to since :meth:`remember_weights`, other than through ``.data`` or numpy."""
         return [p._version for p in self.parameters] != self._written
 
-    @property
-    def is_large(self) -> bool:
-        """Whether there are so many weights that their norm is updated instead of computed in every step."""
-        return self._numbers > _LARGE
-
     def remember_weights(self, squared: float | None = None, blocks: int = 1) -> None:
         """Accept the current weights as those of the dual; directions computed earlier become invalid.
 
@@ -539,7 +535,7 @@ class DualState(ByRank):
         return super().merged_state([{**states[0], "relaxed": relaxed}, *states[1:]], parts)
 
     def _progress(self) -> Any:
-        return self._lam, self.steps, self.visits, self.oracle_calls, self.cache_hits, self.moved, self.certified_gap
+        return self.lam, self.steps, self.visits, self.oracle_calls, self.cache_hits, self.moved, self.certified_gap
 
     def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The state of one process that holds all blocks."""

@@ -24,9 +24,9 @@ from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.marginals import marginals_at
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.problem import digest_targets
 from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.deployment import save_model
+from torchssvm.dual.checks import digest_targets
 from torchssvm.estimators.examples import (
     NAMED,
     PerExample,

@@ -133,7 +133,7 @@ class PredictThenOptimize(CertifiedEstimator):
         solver = self.solver
         if solver is not None and (solver.seed or solver.schedule is not None):
             raise ValueError("solver has a seed or a schedule: give random_state, and no schedule")
-        if solver is None and not structure.quick_to_decode:
+        if solver is None and not structure._quick_to_decode:
             solver = Solver(direction=Corrective(), oracle=CacheOracle())
         lam, choice = self.lam, None
         if lam is None:
@@ -368,7 +368,7 @@ def choose_by_regret(
     def score(trained: nn.Module) -> float:
         return -float(regrets(trained, held_out).mean())
 
-    if solver is None and train.structure.quick_to_decode:
+    if solver is None and train.structure._quick_to_decode:
         solver = Solver(direction=FrankWolfe())  # the quickest to a loose gap
     some = part(train, torch.arange(min(SAMPLE, len(train))))
     with warnings.catch_warnings():

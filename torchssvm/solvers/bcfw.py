@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_object, check_parameters
 from torchssvm.core.interrupts import undisturbed
-from torchssvm.core.operators import full_precision, lowered_advice, on_host, read_together
+from torchssvm.core.operators import full_precision, lowered_advice, on_host, read_together, upload
 from torchssvm.core.packages import warn
 from torchssvm.core.problem import Box
-from torchssvm.core.row_sparse import dense, flat, inner_product, products, squared_norm
+from torchssvm.core.row_sparse import add_rows, dense, flat, inner_product, products, squared_norm
 from torchssvm.core.states import Numbers, Stateful, StatefulOptimizer, damaged
 from torchssvm.distributed.exchange import Exchange, Figures, Round, refusing_on_all
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
 from torchssvm.solvers.block_gap import Proposal
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 
@@ -29,6 +28,17 @@ _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note thes
 
 
 ADVICE = "keep gradients as BlockGap's backward() left them, and call zero_grad() before every forward pass"
+
+
+class Direction(NamedTuple):
+    """The direction of all batches whose gradients were accumulated."""
+
+    gradients: list[Tensor]  # d, for each parameter
+    value: float  # the derivative of the dual along d
+    largest: float  # the largest feasible step
+    moves: list[Tensor]  # of each batch's blocks, at step 1
+    rows: list[Tensor]  # of each batch, those whose blocks move
+    products: tuple[float, float, float] | None  # ``|w|^2``, ``<w, d>`` and ``|d|^2``, if known
 
 
 class BCFW(StatefulOptimizer):
@@ -164,15 +174,15 @@ class BCFW(StatefulOptimizer):
         """Move weights and blocks along the direction of the batches whose gradients were accumulated, mostly one."""
         dual = self.dual
         try:
-            gradients, value, largest, moves, rows, products = self._direction(batches)
+            d = self._direction(batches)
             # Line 6: the step that maximises the dual, gamma = clip(lam value / |d|^2, 0, largest).
-            gamma = self._search(gradients, value, largest, products[2] if products else None)
+            gamma = self._search(d.gradients, d.value, d.largest, d.products[2] if d.products else None)
             # Line 8: w -= (gamma/lam) d, which is the change of sum_i w_i.
-            dual.move_weights(gradients, -gamma / dual.lam, products)
+            dual.move_weights(d.gradients, -gamma / dual.lam, d.products)
             # Line 7: w_i and l_i move by gamma gamma_i of the way to the corner.
-            for batch, move, some in zip(batches, moves, rows, strict=True):
-                _move_blocks(dual, batch, gamma * move, some)
-            dual.count(*_counts(batches, rows))
+            for batch, move, rows in zip(batches, d.moves, d.rows, strict=True):
+                _move_blocks(dual, batch, gamma * move, rows)
+            dual.count(*_counts(batches, d.rows))
             dual.visits += len(batches)
         finally:
             dual.mailbox.notify()
@@ -182,14 +192,14 @@ class BCFW(StatefulOptimizer):
         dual, proposed = self.dual, list[Any]()
 
         def propose() -> tuple[list[Tensor], Figures]:
-            gradients, value, largest, moves, rows, _ = self._direction(batches)
-            proposed[:] = moves, rows
+            d = self._direction(batches)
+            proposed[:] = d.moves, d.rows
             change, gaps = 0.0, dual.gap_estimates.clone()
-            for batch, move, some in zip(batches, moves, rows, strict=True):
-                change += float((move * batch.loss_changes)[some].sum())
-                gaps[batch.index[some]] = batch.block_gaps.clamp(min=0.0)[some]
+            for batch, move, rows in zip(batches, d.moves, d.rows, strict=True):
+                change += float((move * batch.loss_changes)[rows].sum())
+                gaps[batch.index[rows]] = batch.block_gaps.clamp(min=0.0)[rows]
             loss, gap = float(dual.loss.sum()), float(gaps.sum())
-            return gradients, Figures(value, largest, loss, change, gap, *_counts(batches, rows))
+            return d.gradients, Figures(d.value, d.largest, loss, change, gap, *_counts(batches, d.rows))
 
         try:
             # An exchange may wait for long, and can be interrupted.
@@ -205,13 +215,8 @@ class BCFW(StatefulOptimizer):
         finally:
             dual.mailbox.notify()
 
-    def _direction(
-        self, batches: list[Proposal]
-    ) -> tuple[list[Tensor], float, float, list[Tensor], list[Tensor], tuple[float, float, float] | None]:
+    def _direction(self, batches: list[Proposal]) -> Direction:
         """The direction of the batches together, checked; changes nothing.
-
-        Returns d for each parameter, the derivative of the dual along it, the largest feasible step, the moves of each
-        batch's blocks at step 1 and the rows whose blocks move, and ``|w|^2``, ``<w, d>`` and ``|d|^2`` if known.
 
         Raises:
             RuntimeError: As :func:`check_gradient`, or the batches come from losses with different ``block_steps``.
@@ -241,7 +246,7 @@ class BCFW(StatefulOptimizer):
             # The step starts at ``recomputed``; the slopes, linear in w, were computed at the head's weights.
             moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
             value += inner_product([start.to(torch.float64) - w for start, w in moved], gradients)
-        return gradients, value, largest, moves, rows, products
+        return Direction(gradients, value, largest, moves, rows, products)
 
     def _search(self, gradients: list[Tensor], value: float, largest: float, square: float | None) -> float:
         """The gamma of the line search, whose rate gamma/lam the groups show; ``square`` is ``|d|^2``, if known."""
@@ -306,6 +311,57 @@ class BCFW(StatefulOptimizer):
                 group.pop(name, None)
                 if bound is not None:
                     group[name] = bound
+
+
+def merge(dual: DualState, batches: list[Proposal]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Choose the steps of all batches together, as for one batch; an example counts at its first occurrence.
+
+    Returns the coefficients of the rows of each batch, the rows of each batch that count, and the gradient.
+    """
+    seen: set[int] = set()
+    rows: list[Tensor] = []
+    for batch in batches:
+        index = on_host(batch.index).tolist()
+        fresh = [row for row in on_host(batch.rows).tolist() if index[row] not in seen]
+        seen.update(index[row] for row in fresh)
+        rows.append(upload(torch.tensor(fresh, dtype=torch.int64), batch.index.device))
+    stacked = [
+        torch.cat(
+            [g if len(g) == len(some) else g.index_select(0, some) for g, some in zip(several, rows, strict=True)]
+        )
+        for several in zip(*(batch.gradients or [] for batch in batches), strict=True)
+    ]
+    stacked = [g.coalesce() if g.is_sparse else g for g in stacked]
+    values = torch.cat([batch.values[some] for batch, some in zip(batches, rows, strict=True)])
+    weight = 1.0 / (dual.lam * dual.num_examples**2)
+    gammas, combined, _ = batches[0].block_steps.solve(stacked, values, weight, 1.0 / dual.num_examples)
+    coefficients = [
+        torch.zeros_like(batch.gammas).index_put_((some,), part)
+        for batch, some, part in zip(batches, rows, gammas.split([len(some) for some in rows]), strict=True)
+    ]
+    return coefficients, rows, combined
+
+
+def largest_step(batches: list[Proposal]) -> float:
+    """The largest feasible step of several batches that have chosen gammas; moves of a repeated example add up.
+
+    A batch whose loss was scaled by c moves by c of its direction at step 1.
+    """
+    scales = torch.cat([torch.full((len(b.rows),), b.scale, dtype=b.gammas.dtype) for b in batches])
+    return 1.0 / float(add_rows(torch.zeros_like(scales), _examples(batches), scales).max())
+
+
+def farthest_step(batches: list[Proposal], coefficients: list[Tensor]) -> float:
+    """The largest feasible step if blocks move by ``coefficients`` at step 1."""
+    moves = torch.cat(read_together(*(c[b.rows] for b, c in zip(batches, coefficients, strict=True))))
+    most = float(add_rows(torch.zeros_like(moves), _examples(batches), moves).max())
+    return 1.0 / most if most > 0.0 else 1.0
+
+
+def _examples(batches: list[Proposal]) -> Tensor:
+    """A number for the example of each row that counts, on the CPU: 0 to the number of distinct examples less 1."""
+    index = torch.cat([on_host(batch.index)[on_host(batch.rows)] for batch in batches])
+    return index.unique(return_inverse=True)[1]
 
 
 def check_gradient(

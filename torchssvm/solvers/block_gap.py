@@ -20,11 +20,10 @@ from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_produ
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import first_occurrences, full_precision, on_host, pick, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
-from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import dense, select_examples
 from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import refusing_on_all
-from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets
+from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets, digest_examples
 from torchssvm.dual.state import DualState, Mailbox
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
@@ -116,6 +115,8 @@ class BlockGap(nn.Module):
         self.oracle = oracle if oracle is not None else MaxOracle()
         self.block_steps = check_block_steps(block_steps if block_steps is not None else BoxQP())
         check_rules(self.direction, self.oracle, dual.storage)
+        plain = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
+        self._moves_all_mass = plain and not dual.storage.keeps_labelings  # of every block, to a decoded corner
         if self.direction.needs_curvature:
             dual.storage.keep_curvature()
 
@@ -136,30 +137,28 @@ class BlockGap(nn.Module):
             MemoryError: The dual blocks of all examples would not fit.
         """
         potentials, dual = as_potentials(potentials), self.dual
-        training = torch.is_grad_enabled() and potentials.requires_grad  # the other processes wait for the step
-        with refusing_on_all(dual.ranks, dual.parameters) if training else nullcontext():
+        # In training, the other processes wait for the step.
+        with refusing_on_all(dual.ranks, dual.parameters) if _trains(potentials) else nullcontext():
             return self.propose(potentials, target, index)
 
-    def propose(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any, index: Tensor) -> Tensor:
+    def propose(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
         """As calling it, for callers that tell the other processes of errors by themselves."""
-        potentials, dual, n = as_potentials(potentials), self.dual, self.dual.num_examples
-        training = torch.is_grad_enabled() and potentials.requires_grad
+        dual, n, training = self.dual, self.dual.num_examples, _trains(potentials)
         with full_precision(potentials.device):
-            step, target = self._blocks(potentials, target, index, training)
-            theta, stored = potentials.detach(), step.stored
+            step, theta, target = self._blocks(potentials, target, index, training)
             with torch.no_grad():
                 if self._moves_all_mass:
                     # Line 4: s_i = argmax_y L_i(y) + <p(y) - p(y_i), theta_i>.
                     step.corner = corner = find_corner(dual.structure, theta, target)
                     # The block gap is the derivative of the dual towards s_i: g_i = <Delta_i, theta_i>/n + L_i/n - l_i.
                     step.loss_changes = corner.loss / n - dual.loss[step.index]
-                    step.values = step.block_gaps = corner.score / n + stored.inner(theta) + step.loss_changes
+                    step.values = step.block_gaps = corner.score / n + step.stored.inner(theta) + step.loss_changes
                 else:
                     self._between_atoms(step, potentials, theta, target, training)
                 if not training:
                     return step.gap()
                 # Line 5: the direction Delta_i = p(s_i) - mu_i, and of storages of weights w_i itself.
-                step.parts, direct = stored.combine(step.change, step.corner)
+                step.parts, direct = step.stored.combine(step.change, step.corner)
             # Line 6, for each block of the batch: gamma_i by the box QP, from the gradients Phi_i^T Delta_i.
             step.gradients = self._gradients(potentials, step.parts, direct)
             with torch.no_grad():
@@ -191,8 +190,10 @@ class BlockGap(nn.Module):
             inputs, outputs = inputs + list(parameters), outputs + added
         return inputs, outputs
 
-    def _blocks(self, potentials: Potentials, target: Any, index: Tensor, training: bool) -> tuple[Proposal, Any]:
-        """The blocks of the batch, and the target as the structure has checked it."""
+    def _blocks(
+        self, potentials: Potentials, target: Any, index: Tensor, training: bool
+    ) -> tuple[Proposal, Potentials, Any]:
+        """The blocks of the batch, the potentials as numbers, and the target as the structure has checked it."""
         dual = self.dual
         potentials.index, index = index, check_batch(dual, index, potentials)
         rows = first_occurrences(index)
@@ -202,18 +203,13 @@ class BlockGap(nn.Module):
         digests = digest_examples(target, potentials)
         if len(rows) < len(index):
             check_repeated(dual, digests, index)
+        theta = potentials.examining()
         with torch.no_grad():
-            stored = dual.storage.gather(index, potentials.detach(), target)
+            stored = dual.storage.gather(index, theta, target)
             new = digests if check_targets(dual, digests, index) else None
-            if training:
+            if training and dual.storage.needs_gradients:
                 dual.storage.check_features(stored, potentials)
-        return Proposal(dual.version, index, rows, new, stored, self.block_steps), target
-
-    @property
-    def _moves_all_mass(self) -> bool:
-        """Whether every block moves all its mass to a decoded corner."""
-        plain = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
-        return plain and not self.dual.storage.keeps_labelings
+        return Proposal(dual.version, index, rows, new, stored, self.block_steps), theta, target
 
     def _between_atoms(
         self, step: Proposal, potentials: Potentials, theta: Potentials, target: Any, training: bool
@@ -301,6 +297,11 @@ class BlockGap(nn.Module):
         return combined
 
 
+def _trains(potentials: Potentials) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and potentials.requires_grad
+
+
 def _atoms(
     stored: Stored, kept: tuple[Tensor, ...], corners: OracleResult, dual: DualState, respond: Callable[[Parts], Parts]
 ) -> Atoms:
@@ -342,5 +343,5 @@ class _Propose(torch.autograd.Function):
             gradients: Sequence[Tensor] = [gradient * scale for gradient in ctx.gradients]
         else:  # in one kernel
             gradients = torch._foreach_mul(ctx.gradients, scale)
-        ctx.mailbox.put(step)
+        ctx.mailbox.waiting.append(step)
         return (None, None, None, *gradients)

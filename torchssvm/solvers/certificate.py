@@ -16,10 +16,9 @@ from torchssvm.core.batch import Batch, check_fits
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import full_precision, on_host, scalars, upload
 from torchssvm.core.packages import warn
-from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, parts_of, squared_norm
-from torchssvm.dual.checks import check_dual, check_targets
+from torchssvm.dual.checks import check_dual, check_targets, digest_examples
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
 
@@ -369,8 +368,9 @@ def recompute_weights(
             target = dual.structure.check_target(batch.y, potentials)
             check_targets(dual, digest_examples(target, potentials), index)
             with full_precision(potentials.device):
-                stored = dual.storage.gather(index, potentials, target)
-                dual.storage.check_features(stored, potentials, leaves)
+                stored = dual.storage.gather(index, potentials.detach(), target)
+                if dual.storage.needs_gradients:
+                    dual.storage.check_features(stored, potentials, leaves)
                 parts = dual.storage.contribution(stored, potentials, leaves)
             for total, part in zip(weights, parts, strict=True):
                 total += part

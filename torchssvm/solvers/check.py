@@ -23,8 +23,8 @@ from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform,
 from torchssvm.core.problem import Bound, Box
 from torchssvm.core.structure import Structure, as_decoding, loss_by_name
 from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.certificate import certify, weights_kept, write
 from torchssvm.solvers.compiled.solver import CompiledBCFW

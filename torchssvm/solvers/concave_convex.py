@@ -13,12 +13,13 @@ from torchssvm.core.arguments import check_dataset, check_number, check_object, 
 from torchssvm.core.batch import Batch, apply_head, fetcher, lengths_of, pass_over, tree_replace, tree_tensors
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.potentials import Potentials, inner
-from torchssvm.core.problem import UNKNOWN, find_structure
+from torchssvm.core.problem import find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.states import Numbers, Stateful, check_entries, copied
 from torchssvm.core.structure import Structure, fit
-from torchssvm.dual.storage import MeanParts
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.state import UNKNOWN
 from torchssvm.solvers.certificate import Certificate, recompute_weights, write
 from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.solver import Relative, Solver, Tolerance

@@ -24,10 +24,10 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import full_precision, known, on_host, read_together
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.probe import check_depends
-from torchssvm.core.problem import as_structure, check_lam, digest_examples
+from torchssvm.core.problem import as_structure, check_lam
 from torchssvm.core.row_sparse import parts_of, squared_norm
 from torchssvm.core.structure import Labeling, OracleResult, Structure
-from torchssvm.dual.checks import check_batch
+from torchssvm.dual.checks import check_batch, digest_examples
 from torchssvm.dual.state import DualState
 
 Head = Callable[..., Any]
@@ -291,16 +291,18 @@ def exact_pass(head: Head, dual: DualState, batches: Iterable[Batch], *, remembe
         target = structure.check_target(batch.y, potentials)
         place = on_host(index)
         targets[place] = digest_examples(target, potentials)
-        corner = _decode(structure, potentials, target)
+        theta = potentials.examining()
+        corner = _decode(structure, theta, target)
         assert corner.read is not None
         with torch.no_grad(), full_precision(potentials.device):
-            stored = storage.gather(index, potentials, target)
-            storage.check_features(stored, potentials, leaves)
+            stored = storage.gather(index, theta, target)
+            if storage.needs_gradients:
+                storage.check_features(stored, potentials, leaves)
             hinges += float(corner.read[1].sum())
             exact &= corner.exact
             relaxed |= corner.relaxed
             hinge.append((place, corner.read[0]))
-            slopes.append((stored.inner(potentials), *(stored.mean_loss(potentials) or ())))
+            slopes.append((stored.inner(theta), *(stored.mean_loss(theta) or ())))
             torch._foreach_add_(weights, storage.contribution(stored, potentials, leaves))
             if remember and (insert := storage.remember(stored, corner)) is not None:
                 keep.append(insert)

@@ -49,7 +49,7 @@ class StructuredHinge(nn.Module):
         """
         potentials = _filled(potentials)
         checked = self.structure.check_target(target, potentials)
-        target = self.structure.choose_target(potentials, target, checked)
+        target = self.structure._choose_target(potentials, target, checked)
         corner = find_corner(self.structure, potentials, target)
         return _linear(corner.loss.mean(), corner.parts, potentials)
 
@@ -120,7 +120,7 @@ class SoftmaxMargin(nn.Module):
             rest = temperature * per_example(model.log_partition, potentials, "marginals(potentials).log_partition")
             rest = rest + constant.to(torch.float64) - inner(mean, potentials.tensors)
             cooled = {name: tensor / temperature for name, tensor in potentials.tensors.items()}
-            shown = structure.target_marginals(potentials.replace(cooled), target)
+            shown = structure._target_marginals(potentials.replace(cooled), target)
             true = conform(shown.parts, potentials, "parts(target)")
             rest = rest - (temperature * shown.log_partition - inner(true, potentials.tensors))
         reject_rows(~torch.isfinite(rest), "the potentials of {rows} are not finite: check features and weights")

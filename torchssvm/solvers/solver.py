@@ -20,7 +20,8 @@ from torchssvm.core.arguments import (
 )
 from torchssvm.core.problem import NamedBounds
 from torchssvm.dual.labelings import Labelings
-from torchssvm.dual.storage import MeanParts, Storage
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.storage import Storage
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
 from torchssvm.steps.directions import DirectionRule, FrankWolfe, MaxOracle, OracleRule, Order, check_rules

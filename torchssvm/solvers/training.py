@@ -36,8 +36,9 @@ from torchssvm.core.problem import check_bounds, check_lam, find_structure, grou
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts, Storage
+from torchssvm.dual.storage import Storage
 from torchssvm.dual.weights import Weights
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.solvers.bcfw import BCFW
@@ -425,9 +426,9 @@ def choose(
       or training has several processes;
     * of classes, ``Corrective()``, ``MaxOracle()`` and ``MeanParts()`` in that loop: each step solves a whole block;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
-      (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
+      (``Structure._quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
     * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, with fewer examples
-      than weights (``Structure.pairwise_if_few``): Frank-Wolfe steps then take very many passes at a small lambda.
+      than weights (``Structure._pairwise_if_few``): Frank-Wolfe steps then take very many passes at a small lambda.
 
     Where the storage would take more than half of the free memory, or more than ``memory_limit``, it is the other one
     of ``MeanParts()`` and ``Labelings()``, or else ``Weights()``, with the steps that go with it. Where some rules are
@@ -521,8 +522,8 @@ def _complete(solver: Solver, fits: _Fits, *, compiled: bool, whole: bool = Fals
         storage = MeanParts()
     if whole and type(storage) is MeanParts:
         direction = Corrective()
-    quick = fits.structure.quick_to_decode and not compiled
-    few = quick and fits.structure.pairwise_if_few and fits.num_examples < sum(p.numel() for p in fits.parameters)
+    quick = fits.structure._quick_to_decode and not compiled
+    few = quick and fits.structure._pairwise_if_few and fits.num_examples < sum(p.numel() for p in fits.parameters)
     if storage is None:
         kinds = list(STORAGES.values())
         if any(getattr(rule, "needs_labelings", False) for rule in (direction, oracle)):

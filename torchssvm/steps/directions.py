@@ -13,7 +13,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import as_number, check_number, check_object, check_whole
 from torchssvm.core.operators import read_together, upload
-from torchssvm.dual.storage import MeanParts, Storage
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.storage import Storage
 from torchssvm.steps.numba import AWAY, CORRECTIVE, FRANK_WOLFE, HYBRID, PAIRWISE, choose_each
 
 if TYPE_CHECKING:

@@ -102,6 +102,9 @@ class WeightedLabels(NamedTuple):
     weights: Tensor
 
 
+Shape = Sequence[int | str]
+
+
 def check_shape(value: Any, name: str, *sizes: int | str, bound: dict[str, int] | None = None) -> Tensor:
     """``value``, if it is a dense, real tensor of this shape.
 
@@ -112,7 +115,10 @@ def check_shape(value: Any, name: str, *sizes: int | str, bound: dict[str, int] 
         TypeError: ``value`` is not a dense, real tensor.
         ValueError: Its shape is another.
     """
-    tensor, bound = check_tensor(value, name), {} if bound is None else bound
+    return _match(check_tensor(value, name), name, sizes, {} if bound is None else bound)
+
+
+def _match(tensor: Tensor, name: str, sizes: Shape, bound: dict[str, int]) -> Tensor:
     fits = tensor.ndim == len(sizes)
     for size, wanted in zip(tensor.shape, sizes, strict=False):
         if isinstance(wanted, str):
@@ -129,9 +135,6 @@ def check_fields(x: Any, kind: Any) -> Any:
     if not isinstance(x, tuple) or len(x) != len(kind._fields):
         raise TypeError(f"x must be {kind.__name__}({', '.join(kind._fields)}), got a {type(x).__name__}")
     return kind(*x)
-
-
-Shape = Sequence[int | str]
 
 
 def check_operands(**scores: tuple[Tensor, Shape]) -> None:
@@ -156,8 +159,7 @@ def check_potentials(potentials: Potentials, shapes: Shape | Mapping[str, Shape]
         raise ValueError(f"potentials must be {[*shapes]}, got {[*potentials.tensors]}: give what the head returned")
     bound: dict[str, int] = {}
     tensors = [
-        check_shape(potentials.tensors[name], f"potentials[{name!r}]", *shape, bound=bound)
-        for name, shape in shapes.items()
+        _match(potentials.tensors[name], f"potentials[{name!r}]", shape, bound) for name, shape in shapes.items()
     ]
     if potentials.max_length is not None and potentials.max_length > bound.get("N", potentials.max_length):
         raise ValueError(f"lengths of the potentials are up to {potentials.max_length}, beyond N = {bound['N']}")
@@ -182,10 +184,16 @@ def check_no_lengths(lengths: None) -> None:
 
 
 def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
+    """:func:`mask_of` lengths that :func:`check_range` has checked."""
+    if lengths is not None:
+        check_range(lengths, batch, longest)
+    return mask_of(lengths, batch, longest, device)
+
+
+def mask_of(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
     """The mask of real positions, ``[B, N]`` bool."""
     if lengths is None:
         return torch.ones(batch, longest, dtype=torch.bool, device=device)
-    check_range(lengths, batch, longest)
     return torch.arange(longest, device=device) < lengths.unsqueeze(1)
 
 
@@ -234,8 +242,9 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
     wrong = (target < 0) | (target >= num_states)
     if where is not None:
         wrong &= where
-    advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
-    reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
+    if bool(wrong.any()):
+        advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
+        reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
 
 
 class Head(nn.Module):

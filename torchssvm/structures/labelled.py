@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64
-from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.batch import tree_map, tree_replace
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.core.triton_support import fits_triton
-from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_lengths, check_shape
+from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_shape, mask_of
 
 Places = list[tuple[str, Tensor, Tensor]]
 """Potential's name, places in it flattened, ``[B, C, M]``, and a mask of the real ones; names may repeat."""
@@ -45,12 +45,12 @@ class Labelled(Structure):
 
     @override
     def loss(self, labeling: Any, target: Any) -> Tensor:
-        labels, true = (tree_tensors(each)[0] for each in (labeling, target))
+        (labels,), (true,) = leading(labeling), leading(target)
         return (self.costs(target) * (labels != true)).sum(1)
 
     def loss_potentials(self, target: Any) -> tuple[dict[str, Tensor], Tensor]:
         """The cost of each label, ``[B, N, K]``, 0 at the target; pairs cost nothing, and the constant is zero."""
-        labels = tree_tensors(target)[0]
+        (labels,) = leading(target)
         # To add a cost everywhere and subtract it at the target would leave rounding errors.
         delta = self.costs(target).unsqueeze(2).repeat(1, 1, self._states)
         return {self.single: delta.scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
@@ -59,16 +59,18 @@ class Labelled(Structure):
         """Decodes with the costs added; scores of the target stay as they are, bit for bit."""
         if type(self).loss_potentials is not Labelled.loss_potentials:
             return super().augmented_argmax(potentials, target)
-        scores, labels = potentials[self.single], tree_tensors(target)[0].clamp(min=0).unsqueeze(2)
+        scores, (labels,) = potentials.tensors[self.single], leading(target)
+        labels = labels.clamp(min=0).unsqueeze(2)
         added = scores + self.costs(target).to(scores.dtype).unsqueeze(2)
         added = added.scatter_(2, labels, scores.gather(2, labels))
         return self.argmax(potentials.replace({**potentials.tensors, self.single: added}))
 
     def mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """Costs on a device are made on the CPU, which knows the target."""
-        if type(self).loss_potentials is not Labelled.loss_potentials or not fits_triton(psi[self.single]):
+        other_costs = type(self).loss_potentials is not Labelled.loss_potentials
+        if other_costs or psi[self.single].is_cpu or not fits_triton(psi[self.single]):
             return super().mean_loss(psi, target, potentials)
-        single, labels = psi[self.single], tree_tensors(target)[0]
+        single, (labels,) = psi[self.single], leading(target)
         from torchssvm.structures.labelled_triton import mean_loss_triton
 
         mean, sizes = mean_loss_triton(single, labels, upload(self.costs(tree_map(on_host, target)), single.device))
@@ -91,7 +93,7 @@ class Indexed(Structure):
 
     @override
     def parts(self, labeling: Any) -> dict[str, Tensor]:
-        labels = tree_tensors(labeling)[0]
+        (labels,) = leading(labeling)
         device, batch = labels.device, len(labels)
         like = {name: torch.zeros(batch, *shape, device=device) for name, shape in self._shapes(labeling).items()}
         return self._add(like, self._stack(labeling), torch.ones(batch, 1, device=device))
@@ -119,12 +121,12 @@ class Indexed(Structure):
 
     def _stack(self, *labelings: Any) -> list[Tensor]:
         """Labelings ``[B, ...]`` as ``[B, C, ...]``."""
-        several = zip(*(tree_tensors(one)[: self.tensors] for one in labelings), strict=True)
+        several = zip(*(leading(one, self.tensors) for one in labelings), strict=True)
         return [torch.stack(each, 1) for each in several]
 
     def _with_target(self, labelings: Any, target: Any) -> list[Tensor]:
         """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
-        pairs = zip(*(tree_tensors(each)[: self.tensors] for each in (labelings, target)), strict=True)
+        pairs = zip(leading(labelings, self.tensors), leading(target, self.tensors), strict=True)
         return [torch.cat([several, true.unsqueeze(1)], 1) for several, true in pairs]
 
     def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
@@ -152,6 +154,11 @@ class Indexed(Structure):
 def zeros_like(potentials: Potentials) -> Parts:
     """Parts that are zero, without a graph."""
     return {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
+
+
+def leading(labeling: Any, count: int = 1) -> Sequence[Tensor]:
+    """The first tensors of a labeling or target: of a tuple, or the only tensor."""
+    return (labeling,) if isinstance(labeling, Tensor) else labeling[:count]
 
 
 def real_rows(potentials: Potentials, name: str) -> Tensor:
@@ -272,4 +279,4 @@ def with_target(labelings: tuple[Tensor, Tensor], target: Any) -> tuple[Tensor, 
 def real_nodes(potentials: Potentials) -> Tensor:
     """The nodes of each example, ``[B, N]`` bool."""
     batch, longest = potentials["node"].shape[:2]
-    return check_lengths(potentials.lengths, batch, longest, potentials.device)
+    return mask_of(potentials.lengths, batch, longest, potentials.device)

@@ -98,7 +98,7 @@ class WeightedStructure(Around):
 
     def __init__(self, inner: Structure) -> None:
         self.structure, self.padding, self.unit = inner, inner.padding, inner.unit
-        self.quick_to_decode, self.pairwise_if_few = inner.quick_to_decode, inner.pairwise_if_few
+        self._quick_to_decode, self._pairwise_if_few = inner._quick_to_decode, inner._pairwise_if_few
 
     def _inner(self, output: Any) -> Any:
         return output.value if isinstance(output, Weighted) else output

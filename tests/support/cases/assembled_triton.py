@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 import torchssvm
 from cases.random_potentials import segments
 from torchssvm.core.inner_triton import inner_triton
-from torchssvm.dual.rows_triton import add_triton, read_triton
+from torchssvm.dual.mean_parts_triton import add_triton, read_triton
 from torchssvm.steps.box_qp_triton import ascend_triton
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
 from torchssvm.structures.arborescence.triton import eisner_triton

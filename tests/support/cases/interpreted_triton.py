@@ -20,8 +20,8 @@ from cases.racing_triton import no_races
 from cases.random_potentials import assert_same, chains, draw, segments, strided, trees
 from torchssvm.core.inner_triton import inner_triton
 from torchssvm.core.potentials import Potentials
-from torchssvm.dual.rows import RowBuffer
-from torchssvm.dual.rows_triton import add_triton, read_triton
+from torchssvm.dual.mean_parts import RowBuffer
+from torchssvm.dual.mean_parts_triton import add_triton, read_triton
 from torchssvm.steps import box_qp_triton
 from torchssvm.steps.box_qp import ascend_gram
 from torchssvm.steps.box_qp_triton import ascend_triton

@@ -171,7 +171,7 @@ class StructureTestCase(LabelingsTestCase):
         structure, potentials, _ = self.setting(seed, batch, integers, dtype)
         result = structure.max_marginals(self.with_padding(potentials, lambda padded: torch.nan))
         assert result.dtype == torch.float64
-        name, there = next(iter(potentials.tensors)), structure.state_parts[1]
+        name, there = next(iter(potentials.tensors)), structure._state_parts[1]
         best = structure.decode(potentials)
         own = conform(structure.parts(best), potentials, "parts")[name] == there
         assert not bool((result[own] < 0).any()), "an output's own states are as good as others"

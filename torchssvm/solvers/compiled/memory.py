@@ -14,9 +14,9 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.labelings import Labelings
-from torchssvm.dual.rows import RowBuffer
+from torchssvm.dual.mean_parts import MeanParts, RowBuffer, other_length
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts, check_memory, other_length
+from torchssvm.dual.storage import check_memory
 from torchssvm.kinds.adapter import HeadAdapter
 
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from torchssvm.core.arguments import OLD_NUMBERS, naming
 from torchssvm.core.batch import Batch, as_batch, restrict, to_device
 from torchssvm.core.potentials import as_potentials
-from torchssvm.core.problem import digest_examples
 from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures, check_finite, lists_of
-from torchssvm.dual.checks import check_batch
+from torchssvm.dual.checks import check_batch, digest_examples
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import Extra, HeadAdapter
 from torchssvm.kinds.examples import Examples, with_types

@@ -17,9 +17,9 @@ from torchssvm.core.batch import Batch, Part, pass_over, to_device, tree_map
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import as_potentials
-from torchssvm.core.problem import Box, digest_examples, digest_targets
+from torchssvm.core.problem import Box
 from torchssvm.core.states import Numbers, Stateful, check_entries
-from torchssvm.dual.checks import check_visits
+from torchssvm.dual.checks import check_visits, digest_examples, digest_targets
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, NotCompiledError, find_adapter

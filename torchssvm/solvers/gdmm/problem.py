@@ -14,12 +14,11 @@ from torch import Tensor
 from torchssvm.core.batch import Batch, device_of
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.states import Numbers, Stateful, check_entries
-from torchssvm.dual.checks import check_batch, check_targets
+from torchssvm.dual.checks import check_batch, check_targets, digest_examples
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.exact_pass import every_example
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT, Options
 from torchssvm.solvers.gdmm.pairs import PairWeights

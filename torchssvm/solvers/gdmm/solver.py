@@ -23,8 +23,9 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.states import Numbers, StatefulOptimizer, check_entries, check_seal, with_seal
 from torchssvm.dual.checks import check_visits
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts, Storage
+from torchssvm.dual.storage import Storage
 from torchssvm.solvers.certificate import FactorwiseCertificate, PassReport, dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.problem import Problem
 from torchssvm.solvers.gdmm.rules import (

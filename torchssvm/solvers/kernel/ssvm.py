@@ -20,14 +20,13 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import full_precision
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials, inner
-from torchssvm.core.problem import digest_targets
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import add_rows, squared_norm
 from torchssvm.core.states import Numbers, Stateful, check_entries, check_seal
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, digest
-from torchssvm.dual.checks import check_structure
+from torchssvm.dual.checks import check_structure, digest_targets
+from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import MeanParts, StoredParts
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal, make_certificate, write
 from torchssvm.solvers.kernel.head import GramRows, KernelHead, TrainingSet, name_of
 from torchssvm.solvers.trainer import DualTrainer

@@ -17,7 +17,7 @@ from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, reject_rows
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
-from torchssvm.structures.common import check_lengths, check_potentials, reject_entries
+from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.labelled import Labelled
 
 _SHAPE = ("B", "N", "N+1")
@@ -120,7 +120,7 @@ class Arborescence(Labelled):
         tensor([[0, 1]])
     """
 
-    not_plain = "spanning trees are decoded by loops over single tokens"
+    _not_plain = "spanning trees are decoded by loops over single tokens"
 
     def __init__(self, among: Arborescences | None = None, *, normalize: bool = True) -> None:
         check_flags(normalize=normalize)
@@ -169,7 +169,7 @@ class Arborescence(Labelled):
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Margins of each arc, ``[B, N, N+1]``; ``-inf`` for arcs of a token to itself."""
         margins, (batch, longest, _) = super().max_marginals(potentials), potentials.single.shape
-        real = check_lengths(potentials.lengths, batch, longest, potentials.device)
+        real = mask_of(potentials.lengths, batch, longest, potentials.device)
         margins.diagonal(1, 1, 2)[real] = torch.where(margins[real][:, 0].isnan(), math.nan, -math.inf).double()
         return margins
 
@@ -188,7 +188,7 @@ class Arborescence(Labelled):
         (scores,) = check_potentials(potentials, _SHAPE)
         batch, longest = scores.shape[:2]
         check_int64(target, "target", (batch, longest), ", the head of each token")
-        real = check_lengths(potentials.lengths, batch, longest, scores.device)
+        real = mask_of(potentials.lengths, batch, longest, scores.device)
         heads = target.masked_fill(~real, -1)
         wrong = real & ((heads < 0) | (heads > real.sum(1, keepdim=True)))
         reject_entries(wrong, heads, "target has head", "heads are 0, the root, to the number of tokens")
@@ -203,7 +203,7 @@ class Arborescence(Labelled):
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         scores = potentials.single
         batch, longest, _ = scores.shape
-        real = check_lengths(potentials.lengths, batch, longest, scores.device)
+        real = mask_of(potentials.lengths, batch, longest, scores.device)
         heads = torch.nn.functional.pad(real, (1, 0), value=True)  # and the root
         token, head = (torch.arange(size, device=scores.device) for size in scores.shape[1:])
         other = token.unsqueeze(1) + 1 != head

@@ -19,8 +19,8 @@ from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
-from torchssvm.structures.common import WeightedLabels, check_labels, check_lengths, check_potentials
-from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, node_costs, real_rows
+from torchssvm.structures.common import WeightedLabels, check_labels, check_potentials, mask_of
+from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, leading, node_costs, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 
 
@@ -55,7 +55,7 @@ class Chain(Labelled, Indexed):
     """
 
     single = "emission"
-    quick_to_decode = target_is_labeling = True
+    _quick_to_decode = _target_is_labeling = True
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Chain(Labelled, Indexed):
         """
         n = check_whole(n, "n")
         batch, longest, _ = self._check_potentials(potentials)
-        real = check_lengths(potentials.lengths, batch, longest, potentials.device)
+        real = mask_of(potentials.lengths, batch, longest, potentials.device)
         restricted = self.restricted(potentials).tensors
         return nbest(restricted["emission"], restricted["transition"], real.sum(1).cpu(), n)
 
@@ -132,7 +132,7 @@ class Chain(Labelled, Indexed):
         return potentials if self.transitions is None else self.transitions.restrict(potentials.detach())
 
     def _shapes(self, labeling: Tensor | WeightedLabels) -> dict[str, tuple[int, ...]]:
-        longest, states = _labels(labeling).shape[1], self.num_states
+        longest, states = leading(labeling)[0].shape[1], self.num_states
         pairs = (states, states) if self.shared else (max(longest - 1, 0), states, states)
         return {"emission": (longest, states), "transition": pairs}
 
@@ -146,14 +146,15 @@ class Chain(Labelled, Indexed):
     @override
     def examine(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> OracleResult:
         # Summed as in `relative_scores`, so that decoded and cached labelings tie alike.
-        score = self.relative_scores(_labels(labeling).unsqueeze(1), target, potentials)[:, 0]
-        for tensor in (potentials["emission"], by_example(potentials["transition"])):
+        scores, tensors = self._scores(self._stack(labeling, target), potentials), potentials.tensors
+        score = scores[:, 0] - scores[:, 1]
+        for tensor in (tensors["emission"], by_example(tensors["transition"])):
             score = score + 0.0 * tensor.detach().flatten(1).sum(1)  # NaN where a potential is not finite
         return OracleResult(labeling, score, self.loss(labeling, target))
 
     @override
     def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
-        emission, transition = potentials["emission"], potentials["transition"]
+        emission, transition = potentials.tensors["emission"], potentials.tensors["transition"]
         labels, pairs = labelings[0].contiguous(), by_example(transition)
         if not fits_numba(labels, emission, pairs):
             return super()._scores(labelings, potentials)
@@ -173,15 +174,15 @@ class Chain(Labelled, Indexed):
 
     @override
     def resize(self, labelings: Tensor, target: Tensor | WeightedLabels) -> Tensor:
-        return super().resize(labelings, _labels(target))
+        return super().resize(labelings, leading(target)[0])
 
     def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor | WeightedLabels:
         """Check shapes, lengths, labels and weights; write -1 beyond each length."""
         batch, longest, states = self._check_potentials(potentials)
-        check_int64(_labels(target), "target", (batch, longest), ", a state for each position")
-        given = on_host(_labels(target))
+        labels = target.labels if isinstance(target, WeightedLabels) else target
+        given = on_host(check_int64(labels, "target", (batch, longest), ", a state for each position"))
         lengths = None if potentials.lengths is None else on_host(potentials.lengths)
-        real = check_lengths(lengths, batch, longest, given.device)
+        real = mask_of(lengths, batch, longest, given.device)
         check_labels(given, states, real)
         labels = upload(given.masked_fill(~real, -1), potentials.device)
         if self.transitions is not None:
@@ -227,7 +228,7 @@ class Chain(Labelled, Indexed):
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N sequences, or those that :attr:`transitions` allow."""
         batch, longest, states = potentials.tensors["emission"].shape
-        real = check_lengths(potentials.lengths, batch, longest, potentials.device)
+        real = mask_of(potentials.lengths, batch, longest, potentials.device)
         some: Tensor = self.argmax(potentials).labeling if self.transitions is not None else real
         for labels in every_labeling(states, real):
             if self.transitions is not None:
@@ -239,7 +240,7 @@ class Chain(Labelled, Indexed):
 
     @override
     def costs(self, target: Tensor | WeightedLabels) -> Tensor:
-        labels = _labels(target)
+        labels = target.labels if isinstance(target, WeightedLabels) else target
         real = labels >= 0
         costs = real.to(torch.float64)
         if isinstance(target, WeightedLabels):
@@ -254,7 +255,3 @@ class Chain(Labelled, Indexed):
         weighted = "" if self.class_weight is None else f", class_weight={digest(self.class_weight)}"
         allowed = "" if self.transitions is None else f", transitions={self.transitions}"
         return f"Chain({self.num_states}, shared={self.shared}, normalize={self.normalize}{weighted}{allowed})"
-
-
-def _labels(labeling: Tensor | WeightedLabels) -> Tensor:
-    return labeling.labels if isinstance(labeling, WeightedLabels) else labeling

@@ -80,9 +80,9 @@ class Decisions(Structure):
         tensor([1.], dtype=torch.float64)
     """
 
-    not_plain = "decisions come from solvers outside of torch"
+    _not_plain = "decisions come from solvers outside of torch"
 
-    pairwise_if_few = True
+    _pairwise_if_few = True
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class Decisions(Structure):
         if not isinstance(oracle, DecisionOracle) or num_costs is not None or maximize is not None:
             raise TypeError(f"oracle={oracle!r} must be a DecisionOracle alone, or a function with num_costs")
         self.oracle = oracle
-        self.quick_to_decode = oracle.quick
+        self._quick_to_decode = oracle.quick
         self._factor = 2.0 if oracle.maximize else -2.0
-        self.state_parts = 0.0, self._factor
+        self._state_parts = 0.0, self._factor
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild equal decisions."""

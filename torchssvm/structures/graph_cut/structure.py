@@ -157,10 +157,10 @@ class GraphCut(LabelledGraphs):
         tensor([[1, 1]])
     """
 
-    not_plain = "the minimum cut algorithm loops over single edges"
+    _not_plain = "the minimum cut algorithm loops over single edges"
 
-    quick_to_decode = True
-    state_parts = (-1.0, 1.0)
+    _quick_to_decode = True
+    _state_parts = (-1.0, 1.0)
     _states = 2
     _target = GraphTarget
 

@@ -79,7 +79,7 @@ class HiddenStates(Around):
             or not torch.equal(labels, torch.arange(len(labels)))
         ):
             raise ValueError(f"shows={shows!r} must be whole numbers, a label for each state, every label from 0 on")
-        self.padding, self.quick_to_decode = structure.padding, structure.quick_to_decode
+        self.padding, self._quick_to_decode = structure.padding, structure._quick_to_decode
 
     @property
     def num_labels(self) -> int:
@@ -134,7 +134,7 @@ class HiddenStates(Around):
         return Completed(target.observed, states)
 
     @override
-    def choose_target(self, potentials: Potentials, given: Tensor | Completed, target: Completed) -> Completed:
+    def _choose_target(self, potentials: Potentials, given: Tensor | Completed, target: Completed) -> Completed:
         return target if isinstance(given, Completed) else self.complete(potentials, target)
 
     @override
@@ -142,7 +142,7 @@ class HiddenStates(Around):
         return self.structure.marginals(potentials)
 
     @override
-    def target_marginals(self, potentials: Potentials, target: Completed) -> Marginals:
+    def _target_marginals(self, potentials: Potentials, target: Completed) -> Marginals:
         delta, _ = loss_by_name(self.structure, target.states, potentials)
         tensors = {
             name: potentials.tensors[name].detach().masked_fill(self._wrong(target.observed, costs) > 0.0, -torch.inf)

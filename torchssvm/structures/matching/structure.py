@@ -12,7 +12,7 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_flags, check_int64, check_number, check_whole
 from torchssvm.core.potentials import Parts, Potentials, as_parts
 from torchssvm.core.structure import Decoding, Structure
-from torchssvm.structures.common import check_lengths, check_potentials, check_shape, reject_entries
+from torchssvm.structures.common import check_lengths, check_potentials, check_shape, mask_of, reject_entries
 from torchssvm.structures.matching.oracle import best_matching
 
 POSSIBLE = 2
@@ -100,9 +100,9 @@ class Matching(Structure):
                  [1, 0]]])
     """
 
-    not_plain = "the assignment algorithm loops over single nodes"
+    _not_plain = "the assignment algorithm loops over single nodes"
 
-    quick_to_decode = True
+    _quick_to_decode = True
 
     settings = Structure.__repr__  # no attribute counts or caches
 
@@ -210,7 +210,7 @@ def _real(potentials: Potentials) -> Tensor:
     """The edges between an example's nodes, ``[B, S, T]`` bool."""
     batch, left, right = potentials.single.shape
     device = potentials.device
-    rows = check_lengths(potentials.lengths, batch, left, device)
+    rows = mask_of(potentials.lengths, batch, left, device)
     columns = check_lengths(getattr(potentials, "widths", None), batch, right, device)
     return rows.unsqueeze(2) & columns.unsqueeze(1)
 

@@ -47,7 +47,7 @@ class Multiclass(Structure):
         tensor([5.], dtype=torch.float64)
     """
 
-    quick_to_decode = True
+    _quick_to_decode = True
 
     def __init__(self, num_classes: int, cost: Tensor | None = None) -> None:
         num_classes = check_whole(num_classes, "num_classes")

@@ -98,7 +98,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         tensor([[1, 1, 1]])
     """
 
-    not_plain = "messages pass along single edges, in an order of each example"
+    _not_plain = "messages pass along single edges, in an order of each example"
 
     _target, tensors = PairwiseTarget, 2
 

@@ -66,7 +66,7 @@ class Pose(Structure):
         torch.Size([1, 2, 4])
     """
 
-    not_plain = "distance transforms are loops over single pixels"
+    _not_plain = "distance transforms are loops over single pixels"
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_int64, check_type
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit, gated
-from torchssvm.structures.common import check_lengths, check_potentials, reject_entries
+from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.ranking.measure import PairSwaps, RankingMeasure, place_of
 
 _ENUMERATED = 6  # documents whose 720 orders are listed
@@ -50,7 +50,7 @@ class Ranking(Structure):
         tensor([[1, 0, 2]])
     """
 
-    quick_to_decode = True
+    _quick_to_decode = True
 
     def __init__(self, measure: RankingMeasure | None = None) -> None:
         self.measure = PairSwaps() if measure is None else measure
@@ -145,4 +145,4 @@ class Ranking(Structure):
 def _real(potentials: Potentials) -> Tensor:
     """The documents of each list, ``[B, N]`` bool."""
     batch, most = potentials.single.shape
-    return check_lengths(potentials.lengths, batch, most, potentials.device)
+    return mask_of(potentials.lengths, batch, most, potentials.device)

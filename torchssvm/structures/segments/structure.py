@@ -26,7 +26,7 @@ from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials, check_scores_finite
 from torchssvm.core.structure import Decoding, Structure, as_decoding, digest
 from torchssvm.structures.chain.nbest import NBest, nbest
-from torchssvm.structures.common import check_lengths, check_potentials, reject_entries
+from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.labelled import Indexed, Places, real_rows
 from torchssvm.structures.segments.margins import segment_margins
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
@@ -68,7 +68,7 @@ class Segments(Indexed):
     """
 
     unit = "frame"
-    quick_to_decode = True
+    _quick_to_decode = True
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Segments(Indexed):
         check_scores_finite(potentials, self.places, self.signed)
         emission, segment = self._scores_of(potentials)
         batch, longest, _ = emission.shape
-        real = check_lengths(potentials.lengths, batch, longest, emission.device)
+        real = mask_of(potentials.lengths, batch, longest, emission.device)
         best = best_segmentations(emission, segment, self._least, real.sum(1).cpu(), n)
         return NBest(*(tensor.to(emission.device) for tensor in best))
 
@@ -268,7 +268,7 @@ class Segments(Indexed):
         labels, most = self.num_labels, self.max_duration
         batch, longest, _ = self._scores_of(potentials)[0].shape
         check_int64(target, "target", (batch, longest), ", a code for each frame")
-        real = check_lengths(potentials.lengths, batch, longest, target.device)
+        real = mask_of(potentials.lengths, batch, longest, target.device)
         codes = target.masked_fill(~real, -1)
         self._check_codes(codes, real, "target")
         durations = durations_of(codes, labels)

@@ -17,7 +17,7 @@ from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
 from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, reject_rows
 from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.common import Around, check_lengths
+from torchssvm.structures.common import Around, mask_of
 from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.structures.multiclass.structure import Multiclass
 
@@ -102,7 +102,7 @@ class EveryLossLevel(SlackOracle):
         """
         assert isinstance(structure, Chain)
         emission = potentials["emission"]
-        real = check_lengths(potentials.lengths, emission.shape[0], emission.shape[1], emission.device)
+        real = mask_of(potentials.lengths, emission.shape[0], emission.shape[1], emission.device)
         levels, unit = self._levels(structure, target)
         decoded = structure.restricted(potentials)
         best = viterbi_by_level(decoded["emission"], decoded["transition"], levels, real)

@@ -187,7 +187,7 @@ class TorchStruct(Structure):
         tensor([4., 3.])
     """
 
-    not_plain = "torch-struct decodes by gradients"
+    _not_plain = "torch-struct decodes by gradients"
 
     padding = 0
 

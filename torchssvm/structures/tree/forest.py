@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_costs, check_int64, check_whole
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.common import Head, check_fields, check_labels, check_lengths, check_shape, fitting, weight
+from torchssvm.structures.common import Head, check_fields, check_labels, check_shape, fitting, mask_of, weight
 from torchssvm.structures.labelled import Labelled, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
@@ -83,7 +83,7 @@ class Forest(Labelled):
         ValueError: ``num_states`` is less than 1, or ``class_weight`` has another number of costs.
     """
 
-    not_plain = "trees that differ from example to example are decoded by loops over single nodes"
+    _not_plain = "trees that differ from example to example are decoded by loops over single nodes"
 
     settings = Structure.__repr__  # no attribute counts or caches
 
@@ -116,7 +116,7 @@ class Forest(Labelled):
         node, parent, lengths = potentials["node"], potentials.parent, potentials.lengths  # type: ignore[attr-defined]
         check_int64(target, "target", node.shape[:2], ", a state for every node")
         batch, longest = node.shape[:2]
-        real = check_lengths(lengths, batch, longest, target.device)
+        real = mask_of(lengths, batch, longest, target.device)
         check_labels(target, self.num_states, real)
         node_depths(node, parent, lengths)
         return self._with_pairs(target.masked_fill(~real, -1), parent)

@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_flags, check_int64, check_whole, row_
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
-from torchssvm.structures.common import check_labels, check_lengths, check_potentials
+from torchssvm.structures.common import check_labels, check_potentials, mask_of
 from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import check_parent, max_sum_tree, node_depths
@@ -87,7 +87,7 @@ class Tree(Labelled, Indexed):
     """
 
     unit = single = "node"
-    quick_to_decode = True
+    _quick_to_decode = True
 
     def __init__(
         self, num_states: int, parent: Sequence[int] | Tensor, *, shared: bool = True, normalize: bool = True
@@ -129,7 +129,7 @@ class Tree(Labelled, Indexed):
         batch, longest, states = node.shape
         check_int64(target, "target", (batch, longest), ", a state for each node")
         labels, lengths = on_host(target), None if potentials.lengths is None else on_host(potentials.lengths)
-        real = check_lengths(lengths, batch, longest, labels.device)
+        real = mask_of(lengths, batch, longest, labels.device)
         self.check_sizes([longest] if lengths is None else lengths.tolist())
         check_labels(labels, states, real)
         return upload(labels.masked_fill(~real, -1), node.device)
@@ -166,7 +166,7 @@ class Tree(Labelled, Indexed):
     @override
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         batch, longest, states = potentials["node"].shape
-        return every_labeling(states, check_lengths(potentials.lengths, batch, longest, potentials.device))
+        return every_labeling(states, mask_of(potentials.lengths, batch, longest, potentials.device))
 
     @override
     def costs(self, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows of many examples in one growing tensor, without padding."""
+"""The storage by mean parts, whose rows lie in one growing tensor, without padding."""
 
 from __future__ import annotations
 
@@ -12,12 +12,217 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
+from torchssvm.core.arguments import OLD_NUMBERS
 from torchssvm.core.launch import fits_numba
-from torchssvm.core.operators import on_host, upload
+from torchssvm.core.operators import on_host, pick, upload
+from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.states import Numbers, Stateful, check_entries, damaged
+from torchssvm.core.structure import Labeling, OracleResult, check_padding
 from torchssvm.core.triton_support import fits_triton
+from torchssvm.dual.storage import Storage, Stored
 
 _NONE = torch.empty(0, dtype=torch.int64)
+
+
+def other_length(example: int, now: int, before: int) -> ValueError:
+    """The error for an example that came with another length than before."""
+    return ValueError(
+        f"example {example} came with length {now}, and before with {before}: an index must always name the same "
+        f"example ({OLD_NUMBERS})"
+    )
+
+
+class MeanParts(Storage):
+    """Keeps ``psi_i = p(y_i) - mu_i`` in the shape of the potentials.
+
+    The size is that of the potentials and does not depend on the number of weights: T K + K^2 numbers for a chain of
+    length T with K states and shared transitions. Blocks remain valid when features change.
+
+    Example:
+        >>> solve(LinearChain(4, 3), chains, lam=0.1, solver=Solver(storage=MeanParts())).relative_gap <= 0.01
+        True
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, RowBuffer] = {}
+
+    def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
+        """Bytes for all examples, if their mean length is that of the batch."""
+        total = 0.0
+        for name, tensor in potentials.tensors.items():
+            rows = _rows(potentials, name)
+            longest = _row_view(potentials, name).shape[1]
+            share = 1.0 if rows is None or not longest else float(rows.to(torch.float64).mean()) / longest
+            total += share * tensor[:1].numel() * self.parameters[0].element_size()
+        return int(total * len(self.own))
+
+    @override
+    def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> StoredParts:
+        if not self.buffers:
+            self.check_memory(
+                potentials,
+                target,
+                "storage=Weights() may take less",
+            )
+            zeros = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
+            return StoredParts(self, index, potentials, zeros, target)
+        if self.buffers.keys() != potentials.tensors.keys():
+            raise ValueError(f"potentials={potentials} must have the names of earlier batches, {sorted(self.buffers)}")
+        psi = {}
+        counts = {name: _rows(potentials, name) for name in self.buffers}
+        for name, rows in counts.items():
+            buffer, shape = self.buffers[name], potentials.tensors[name].shape
+            longest, trailing = (shape[1], shape[2:]) if name in potentials.ragged else (1, shape[1:])
+            trailing_before = buffer.values.shape[1:]
+            if trailing_before != trailing and (potentials.lengths is None or len(trailing_before) != len(trailing)):
+                example = int(on_host(index)[0]) + self.own.start
+                raise ValueError(
+                    f"{name} of example {example} has rows of {list(trailing)}, not {list(trailing_before)}: examples "
+                    "of different sizes need lengths"
+                )
+            values, wrong = buffer.read(index, rows, longest, trailing)
+            if wrong >= 0 and rows is not None:
+                example, more = int(on_host(index)[wrong]), potentials.ragged[name]  # rows than the length
+                now, before = int(rows[wrong]) - more, int(buffer.rows[example]) - more
+                raise other_length(example + self.own.start, now, before)
+            psi[name] = values.view(shape).to(potentials.dtype)
+        return StoredParts(self, index, potentials, psi, target)
+
+    def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
+        """Raise ValueError if an example is in two batches with different numbers of rows."""
+        pairs: dict[tuple[str, int], int] = {}
+        for batch in batches:
+            assert isinstance(batch, StoredParts)
+            for name in batch.psi:
+                counts = _rows(batch.potentials, name)
+                for example, count in zip(
+                    on_host(batch.index).tolist(), [] if counts is None else counts.tolist(), strict=False
+                ):
+                    if (before := pairs.setdefault((name, example), count)) != count:
+                        more = batch.potentials.ragged[name]
+                        raise other_length(example + self.own.start, count - more, before - more)
+
+    def add(self, index: Tensor, potentials: Potentials, parts: Parts, factors: Tensor | None = None) -> None:
+        """``psi_i += factors_i parts_i`` for distinct examples, ``factors=None`` is 1; the first call allocates."""
+        if factors is None:
+            factors = torch.ones(len(index), dtype=torch.float64, device=index.device)
+        counts = {name: _rows(potentials, name) for name in parts}
+        for name, rows in counts.items():
+            values = parts[name] if name in potentials.ragged else parts[name].unsqueeze(1)
+            if name not in self.buffers:
+                self.buffers[name] = RowBuffer(len(self.own), values.dtype, values.device)
+            self.buffers[name].add(index, rows, values, factors)
+
+    @override
+    def rescale(self, factor: float) -> None:
+        for buffer in self.buffers.values():
+            buffer.values *= factor
+
+    @override
+    def widen(self, potentials: Potentials) -> None:
+        for name, buffer in self.buffers.items():
+            buffer.widen(_row_view(potentials, name).shape[2:])
+
+    def write(self, index: Tensor, potentials: Potentials, parts: Parts) -> None:
+        """``psi_i = parts_i`` for distinct examples that :meth:`add` has seen."""
+        for name, values in parts.items():
+            self.buffers[name].write(index, values.view(_row_view(potentials, name).shape))
+
+    @override
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes() for buffer in self.buffers.values())
+
+    @override
+    def to(self, device: torch.device) -> None:
+        for buffer in self.buffers.values():
+            buffer.to(device)
+
+    def _entries(self) -> dict[str, Any]:
+        return {"kind": "mean_parts", "buffers": {name: rows.state_dict() for name, rows in self.buffers.items()}}
+
+    def _check_own(self, state: dict[str, Any]) -> None:
+        check_entries(state, {"kind": "mean_parts", "buffers": dict}, "storage")
+        for rows in state["buffers"].values():
+            self._new_rows().check_state(rows)
+
+    def _restore_own(self, state: dict[str, Any]) -> None:
+        self.buffers = {name: self._new_rows() for name in state["buffers"]}
+        for name, rows in state["buffers"].items():
+            self.buffers[name].restore(rows)
+
+    @override
+    def part_of_state(self, state: dict[str, Any], own: range | Tensor) -> dict[str, Any]:
+        like = self._new_rows()
+        return {**state, "buffers": {name: like.part_of_state(rows, own) for name, rows in state["buffers"].items()}}
+
+    def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """The state of all examples; parts without rows have zeros."""
+        like, several = self._new_rows(), [state["buffers"] for state in states]
+        names = dict.fromkeys(name for buffers in several for name in buffers)
+        merged = {name: like.merged_state([buffers.get(name) for buffers in several], parts) for name in names}
+        return {**states[0], "buffers": merged}
+
+    def _new_rows(self) -> RowBuffer:
+        return RowBuffer(len(self.own), self.parameters[0].dtype, self._device)
+
+
+class StoredParts(Stored):
+    """Blocks as ``psi``, in the shapes of the potentials."""
+
+    def __init__(
+        self, storage: MeanParts, index: Tensor, potentials: Potentials, psi: Parts, target: Labeling = None
+    ) -> None:
+        self.psi = psi
+        self._storage = storage
+        self._target = target
+        self.index = index
+        self.potentials = potentials
+        self.num_examples = storage.num_examples
+
+    @override
+    def inner(self, potentials: Potentials) -> Tensor:
+        return inner(self.psi, potentials.tensors, self.num_examples)
+
+    @override
+    def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        return self._storage.structure.mean_loss(self.psi, self._target, potentials)
+
+    def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, None]:
+        """Corner and block, weighted by ``change``; if that is None, this may write into ``psi``."""
+        structure, psi = self._storage.structure, self.psi
+        if corner.made is None and change is None:
+            return structure.add_difference(psi, corner.labeling, self._target, self.potentials), None
+        parts = corner.made
+        if parts is None:
+            parts = structure.difference(corner.labeling, self._target, self.potentials)
+        check_padding(parts, self.potentials)
+        if change is not None:
+            parts, psi = scale(parts, change[:, 1]), scale(psi, -change[:, 0])
+        return {name: tensor + psi[name] for name, tensor in parts.items()}, None
+
+    def move(
+        self, coefficients: Tensor, rows: Tensor, change: Tensor | None, parts: Parts, gradients: list[Tensor] | None
+    ) -> None:
+        """``psi_i -= coefficients_i Delta_i``."""
+        index, potentials = self.index, self.potentials
+        if len(rows) < len(index):
+            index, potentials, coefficients = pick(index, rows), potentials.select(rows), coefficients[rows]
+            parts = {name: tensor[rows] for name, tensor in parts.items()}
+        self._storage.add(index, potentials, parts, -coefficients)
+
+
+def _row_view(potentials: Potentials, name: str) -> Tensor:
+    """The tensor as ``[B, rows, *trailing]``, with one row if axis 1 is not ragged."""
+    tensor = potentials.tensors[name]
+    return tensor if name in potentials.ragged else tensor.unsqueeze(1)
+
+
+def _rows(potentials: Potentials, name: str) -> Tensor | None:
+    """Number of rows of each example, ``[B]`` int64 on the CPU; None for one each."""
+    if name not in potentials.ragged or potentials.lengths is None:
+        return None
+    offset, lengths = potentials.ragged[name], on_host(potentials.lengths)
+    return (lengths + offset).clamp(min=0) if offset else lengths
 
 
 class RowBuffer(Stateful):
@@ -77,7 +282,7 @@ class RowBuffer(Stateful):
             if bool(differs.any()):
                 wrong = int(differs.nonzero()[0])
         if shape[2:] == self.values.shape[1:] and fits_triton(self.values, index):
-            from torchssvm.dual.rows_triton import read_triton
+            from torchssvm.dual.mean_parts_triton import read_triton
 
             return read_triton(self.values, *self._places(), index, longest), wrong
         places = self.locate(index, longest)
@@ -89,19 +294,20 @@ class RowBuffer(Stateful):
 
         ``values`` ``[B, longest, *trailing]`` are zero where padded; ``rows`` are those of :meth:`read`.
         """
-        if not self.complete:
+        if self.examples < len(self.start):
             self._place(on_host(index), rows)
-        self.widen(values.shape[2:])
-        if values.shape[2:] == self.values.shape[1:] and fits_triton(self.values, index, values, factors):
-            from torchssvm.dual.rows_triton import add_triton
+        if self.used > len(self.values) or values.shape[2:] != self.values.shape[1:]:
+            self.widen(values.shape[2:])
+        if values.shape[2:] == self.values.shape[1:]:
+            if self._compiled and all(tensor.is_contiguous() for tensor in (index, values, factors)):
+                flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))
+                _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
+                return
+            if not self._compiled and fits_triton(self.values, index, values, factors):
+                from torchssvm.dual.mean_parts_triton import add_triton
 
-            add_triton(self.values, *self._places(), index, values, factors)
-            return
-        fits = self._compiled and all(tensor.is_contiguous() for tensor in (index, values, factors))
-        if fits and values.shape[2:] == self.values.shape[1:]:
-            flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))
-            _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
-            return
+                add_triton(self.values, *self._places(), index, values, factors)
+                return
         values = values * factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1))
         places = self.locate(index, values.shape[1])
         values = values.flatten(0, 1)
