@@ -384,6 +384,9 @@ class Structure(ABC):
         """
         return target
 
+    def _check_chosen(self, given: Any, target: Labeling, index: Tensor | None) -> None:  # noqa: B027
+        """Raise ValueError if a target has hidden parts that nobody has chosen: BCFW trains for one output."""
+
     @gated
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Margins as confidences: the best score of an output with a part, minus the best score without it.

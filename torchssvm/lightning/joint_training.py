@@ -25,7 +25,6 @@ from torchssvm.lightning.predicting import Predicting
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
-from torchssvm.structures.hidden_states.structure import HiddenStates
 
 _KEY = "torchssvm_joint"
 
@@ -216,9 +215,9 @@ class JointRun:
         extracted = apply_features(cast(nn.Module, module.features), batch.x, batch.lengths)
         potentials = module.potentials_of(extracted, batch.lengths)
         loss = self._loss(potentials, batch.y)
-        if isinstance(module.structure, HiddenStates) and not module.trainer.current_epoch:
+        if not module.trainer.current_epoch:
             target = module.structure.check_target(batch.y, potentials)
-            module.structure.check_chosen(batch.y, target, potentials.index)  # which the second stage needs
+            module.structure._check_chosen(batch.y, target, potentials.index)  # which the second stage needs
         squares = [parameter.square().sum() for parameter in module.head.parameters()]
         value = share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares)
         module.manual_backward(value / together)

@@ -28,7 +28,6 @@ from torchssvm.dual.state import DualState, Mailbox
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
 from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, MaxOracle, OracleRule, check_rules
-from torchssvm.structures.hidden_states.structure import HiddenStates
 
 LARGE = 2**26
 """Bytes of a batch's gradients from which on a device makes their inner products alone, where the head says how."""
@@ -198,8 +197,8 @@ class BlockGap(nn.Module):
         potentials.index, index = index, check_batch(dual, index, potentials)
         rows = first_occurrences(index)
         given, target = target, dual.structure.check_target(target, potentials)
-        if training and isinstance(dual.structure, HiddenStates):
-            dual.structure.check_chosen(given, target, potentials.index)
+        if training:
+            dual.structure._check_chosen(given, target, potentials.index)
         digests = digest_examples(target, potentials)
         if len(rows) < len(index):
             check_repeated(dual, digests, index)

@@ -91,16 +91,8 @@ class HiddenStates(Around):
         states = check_tensor(states, "states")
         return torch.where(states < 0, states, self.shows.to(states.device)[states.clamp(min=0)])
 
-    def check_chosen(self, given: Tensor | Completed, target: Completed, index: Tensor | None) -> None:
-        """Check that the states of a target are known, as BCFW trains for one output of each example.
-
-        Args:
-            given: The target before :meth:`check_target`.
-            target: The target that :meth:`check_target` returned.
-
-        Raises:
-            ValueError: Several states show a label of ``given``.
-        """
+    @override
+    def _check_chosen(self, given: Tensor | Completed, target: Completed, index: Tensor | None) -> None:
         if isinstance(given, Completed):
             return
         hidden = self._allowed(target.observed).sum(-1) > 1

@@ -78,6 +78,10 @@ def convention_of(kind: type[Any], axes: Sequence[int] | None, offset: int | Non
     """The convention of a class of torch-struct or of a subclass; ``axes`` and ``offset`` give it for other classes."""
     for base in kind.__mro__:
         if base.__name__ in _KNOWN and base.__module__.partition(".")[0] == "torch_struct":
+            if axes is not None or offset is not None:
+                raise ValueError(
+                    f"padded_axes={axes} and length_offset={offset} of {base.__name__} are known: give neither"
+                )
             return _KNOWN[base.__name__]
     if offset is None or not axes or min(axes) < 1 or len(set(axes)) != len(axes):
         raise ValueError(
