@@ -356,10 +356,10 @@ class Structure(ABC):
         Raises:
             ValueError: A score is NaN or +inf.
         """
-        return as_decoding(self._decode(potentials)).labeling
+        return as_decoding(self._gated_argmax(potentials)).labeling
 
     @gated
-    def _decode(self, potentials: Potentials) -> Decoding | Labeling:
+    def _gated_argmax(self, potentials: Potentials) -> Decoding | Labeling:
         return self.argmax(potentials)
 
     def marginals(self, potentials: Potentials) -> Marginals:
