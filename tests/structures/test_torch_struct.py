@@ -299,9 +299,7 @@ def with_entry(place, value):
         *(
             (lambda arguments=arguments: TorchStruct(*arguments[0], **arguments[1]), error, argument)
             for error, argument, *arguments in (
-                (ValueError, "distribution", [torch_struct.AlignmentCRF], {}),
                 (TypeError, "distribution", [CHAIN(torch.zeros(1, 2, 2, 2))], {}),
-                (TypeError, "distribution", [CHAIN], {"multiroot": False}),
                 (ValueError, "weight", [CHAIN], {"weight": torch.nan}),
                 (ValueError, "loss_potentials", [CHAIN], {"loss_potentials": token_hamming, "normalize": True}),
                 (ValueError, "padded_axes", [CHAIN], {"padded_axes": (1,), "length_offset": -1}),

@@ -485,7 +485,10 @@ def test_configurations_that_are_refused(given, named):
     ("call", "argument"),
     [
         (lambda tagger, batch, *_: tagger.train()(batch["input_ids"], batch["attention_mask"]), "labels=None"),
-        (lambda tagger, batch, *_: tagger(**{**batch, "labels": torch.tensor([[1] * 9, [NO] * 9, [1] * 9])}), "row 1"),
+        (
+            lambda tagger, batch, *_: tagger(**{**batch, "labels": torch.tensor([[1] * 9, [NO] * 9, [1] * 9])}),
+            r"rows \[1\]",
+        ),
         (lambda tagger, batch, *_: tagger(**{**batch, "labels": batch["labels"].clamp(min=5)}), "5"),
         (lambda tagger, _, items, __: tagger.solve(items), "held_out"),
         (lambda tagger, *_: tagger.solve([], lam=1.0), "dataset"),

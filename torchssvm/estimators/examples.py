@@ -211,7 +211,7 @@ def times_of(sample_weight: Any, n: int) -> np.ndarray:
     except (TypeError, ValueError):  # texts, ragged lists
         times = np.zeros(0)
     if times.shape != (n,) or not (np.isfinite(times).all() and (times >= 0.0).all() and times.any()):
-        raise ValueError(f"sample_weight={_short(sample_weight)} must hold {n} finite numbers >= 0, not all 0")
+        raise ValueError(f"sample_weight={_short(sample_weight)} must hold {n} finite numbers >= 0, not all zero")
     return times
 
 

@@ -166,7 +166,7 @@ def decision_problems(structure, x=((0.0,), (1.0,)), **parts):
         (lambda: Decisions(lambda costs: WORSE, num_costs=3).decode(torch.ones(1, 3)), ValueError, "value"),
         (lambda: Decisions(ShortestPath), TypeError, "oracle="),
         (lambda: Decisions(lambda costs: None), TypeError, "num_costs"),
-        (lambda: Decisions(Selection(3, 1), maximize=True), TypeError, "num_costs and maximize"),
+        (lambda: Decisions(Selection(3, 1), maximize=True), TypeError, "oracle="),
         (lambda: Decisions(lambda costs: None, num_costs=3, maximize="no"), TypeError, "maximize="),
         (lambda: Decisions(Sloppy(Selection(3, 1))).target(torch.ones(1, 3)), ValueError, r"oracle .*rows \[0\]"),
         (lambda: Decisions(Selection(2, 1)).target([[1.0, 2.0], [torch.nan, 1.0]]), ValueError, r"costs of rows \[1\]"),

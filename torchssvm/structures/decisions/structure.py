@@ -272,6 +272,8 @@ class Decisions(Structure):
         known = torch.nan_to_num(costs, nan=0.0, posinf=0.0, neginf=0.0).cpu().numpy()
         arrays = [None if tensor is None else tensor.detach().cpu().numpy() for tensor in (given, start)]
         answer = self.oracle.solve(known, *arrays)
+        if not isinstance(answer, tuple | list) or len(answer) != 3 or answer[0] is None or answer[1] is None:
+            raise TypeError(f"oracle={self.oracle!r} must return (y, value, bound), got {answer!r}")
         y, value, bound = (None if each is None else torch.as_tensor(each).to(costs.device) for each in answer)
         check_shape(y, "y of the oracle", *costs.shape)
         for name, tensor in (("value", value), ("bound", bound)):

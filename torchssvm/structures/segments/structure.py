@@ -453,7 +453,7 @@ def span_f1(
         raise ValueError(f"overlap={overlap} must be 0.5 to 1")
     right, total = 0.0, 0.0
     for count, *spans in zip(times, found, true, strict=True):
-        given, correct = (set(map(tuple, several)) for several in spans)
+        given, correct = ({(begin, end, label) for begin, end, label in several} for several in spans)
         total += check_number(count, "times", 0.0) * (len(given) + len(correct))
         right += count * (len(given & correct) if overlap == 1.0 else _overlapping(given, correct, overlap))
     return float(2.0 * right / total) if total else 1.0
