@@ -92,7 +92,7 @@ def test_under_lightning(tmp_path):
     first = L.Trainer(max_epochs=1, default_root_dir=tmp_path, callbacks=[DualityGap(every_n_epochs=1)], **options)
     first.fit(model, loader)
     again = L.Trainer(max_epochs=1, default_root_dir=tmp_path, **options)
-    with warned_here("ckpt_path"):
+    with warned_here("not zero"):
         again.fit(model, loader)
 
 

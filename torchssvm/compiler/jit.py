@@ -152,10 +152,13 @@ class ByKind:
     def of(self, kind: type) -> Callable[[Kernel], Kernel]:
         """A decorator: the kernel becomes the version for a class of named tuples.
 
-        TypeError if a kind of this package has the same name: Numba compares types by name.
+        TypeError if the class has a version, which compiled callers would keep, or if a kind of this package has the
+        same name: Numba compares types by name.
         """
 
         def add(kernel: Kernel) -> Kernel:
+            if kind in self._versions:
+                raise TypeError(f"{kind.__name__} has a version of {self.__name__} already: declare the class again")  # type: ignore[attr-defined]
             for other in self._versions:
                 packages = {one.__module__.partition(".")[0] for one in (other, kind)}
                 if other.__name__ == kind.__name__ and len(packages) > 1 and "torchssvm" in packages:
@@ -181,10 +184,6 @@ class ByKind:
         ]
         named.sort(key=lambda version: version[0])
         return named if self._default is None else [*named, ("", self._default)]
-
-    def is_default(self, kind: Any) -> bool:
-        """Whether a named tuple uses the default version."""
-        return type(kind) not in self._versions
 
     @functools.cached_property
     def _numba_type_(self) -> Any:

@@ -143,10 +143,9 @@ class Potentials:
             raise ValueError(f"ragged={self.ragged} must name tensors of {sorted(self.tensors)}, and needs lengths")
         if lengths is not None:
             self.min_length, self.max_length = min_length, max_length
-            if min_length is None or max_length is None:
-                check_length_form(lengths, self.batch_size)
-                if not plain():
-                    self._check_lengths(lengths)
+            check_length_form(lengths, self.batch_size)
+            if not plain():
+                self._check_lengths(lengths)
 
     @property
     def requires_grad(self) -> bool:
@@ -205,7 +204,8 @@ class Potentials:
 
     def _check_lengths(self, lengths: Tensor) -> None:
         longest = min((self.tensors[n].shape[1] - rows for n, rows in self.ragged.items()), default=None)
-        self._read_lengths()
+        if self.min_length is None or self.max_length is None:
+            self._read_lengths()
         low, high = self.min_length, self.max_length
         if low is not None and high is not None and (low < 1 or (longest is not None and high > longest)):
             allowed = "be at least 1" if longest is None else f"lie between 1 and the padded length {longest}"

@@ -161,7 +161,7 @@ class Storage(Stateful):
         return None
 
     def check_features(self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None) -> None:
-        """Raise RuntimeError if the features have changed and the storage needs fixed ones.
+        """Raise RuntimeError if the features have changed; called where the storage has ``needs_gradients = True``.
 
         ``weights`` are as in :meth:`contribution`.
         """

@@ -359,10 +359,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"a {type(value).__name__}"
 
 
-def as_floats(value: Any) -> Any:
+def as_floats(value: Any, name: str) -> Any:
     """An array or a sparse matrix in float64, or in float32 where its numbers are of another type."""
-    rows = value if sparse.issparse(value) else np.asarray(value)
-    return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
+    try:
+        rows = value if sparse.issparse(value) else np.asarray(value)
+        return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} must be an array of numbers: {error}") from error
 
 
 def rows_of(X: Any, size: int | None = None) -> list[Any]:
@@ -374,7 +377,7 @@ def rows_of(X: Any, size: int | None = None) -> list[Any]:
     for place, sequence in enumerate(X):
         name = f"X[{number_of(place)}]"
         check_matrix(sequence, name)
-        rows = as_floats(sequence)
+        rows = as_floats(sequence, name)
         check_shape(rows, name, "N", "F" if size is None else size)
         size = rows.shape[1]
         rows = rows.tocsr() if sparse.issparse(rows) else rows

@@ -201,10 +201,10 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
         for part in (graph[0], *graph[2:]):
             check_matrix(part, name)
         check_readable(graph[1], f"{name}[1]")
-        nodes, edges = as_floats(graph[0]), np.asarray(graph[1])
+        nodes, edges = as_floats(graph[0], f"{name}[0]"), np.asarray(graph[1])
         edges = np.zeros((0, 2), np.int64) if edges.size == 0 else edges
         ones = np.ones((len(edges), 1), nodes.dtype)
-        features: Any = ones if len(graph) == 2 else as_floats(graph[2])
+        features: Any = ones if len(graph) == 2 else as_floats(graph[2], f"{name}[2]")
         if not len(edges) and (len(graph) == 2 or features.shape == (0,)):
             features = None  # of any number
         shapes = [nodes.shape, edges.shape, ones.shape if features is None else features.shape]

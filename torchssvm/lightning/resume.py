@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import lightning as L
@@ -217,7 +217,8 @@ class Resumable(L.LightningModule):
         state = None
         with suppress(RuntimeError):  # a model that is loaded has no trainer
             state = checkpoint.get(_KEY) if self.trainer.state.fn == TrainerFn.FITTING else None
-        self._run.resume = None if state is None else ResumePoint(**state)
+        names = [entry.name for entry in fields(ResumePoint)]  # earlier checkpoints have others too
+        self._run.resume = None if state is None else ResumePoint(**{name: state[name] for name in names})
         self._run.kind = _kind_of_storage(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class TrainingSet(NamedTuple):
     row: Any  # [rows + 1] int64, where each row's features begin
     y: Any  # chains: [rows] int64; label sets: [rows, K] bool
     cost: Any  # float64, the cost of a wrong label: [rows] of chains, [K] of label sets
-    start: Any  # [n + 1] int64, where each example's rows begin
+    start: Any  # [n + 1] int64, where the rows of each chain, or the labels of each set, begin
     square: Any  # [rows] float64, |x|^2
 
 

@@ -224,7 +224,7 @@ def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, sc
 class ArcsAdapter(VectorAdapter):
     """:class:`LinearArcs`: a token's label is its head, and its emissions are the scores of its arcs.
 
-    K is the length of the longest sentence that :meth:`features` has seen, plus 1.
+    K is the length of the longest sentence that :meth:`read` has seen, plus 1.
     """
 
     emission, ragged_labels, notes, longest = "arcs", True, True, 0

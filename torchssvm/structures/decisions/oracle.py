@@ -22,19 +22,26 @@ def _checked(solve: Callable[..., Solved]) -> Callable[..., Solved]:
     """``solve`` behind checks of its arguments: kernels do not look whether an index lies within an array."""
 
     @functools.wraps(solve)
-    def call(self: DecisionOracle, costs: Any, given: Any = None, start: Any = None) -> Solved:
-        costs = np.ascontiguousarray(as_numbers(costs, "costs"), dtype=np.float64)
-        given, start = (
-            None if value is None else as_numbers(value, name) for name, value in (("given", given), ("start", start))
-        )
-        fits = costs.ndim == 2 and costs.shape[1] == self.num_costs and np.isfinite(costs).all()
-        fits = fits and (given is None or given.shape[:1] == costs.shape[:1])
-        if not fits or (start is not None and start.shape != costs.shape):
-            shapes = [*costs.shape], [*np.shape(given)], [*np.shape(start)]
-            raise ValueError(f"costs and start must be [B, {self.num_costs}], finite, given [B, ...]; got {shapes}")
-        return solve(self, costs, given, start)
+    def call(self: DecisionOracle, costs: Any, *args: Any, **kwargs: Any) -> Solved:
+        costs = as_numbers(costs, "costs")
+        if costs.ndim != 2 or costs.shape[1] != self.num_costs or not np.isfinite(costs).all():
+            raise ValueError(f"costs must be [B, {self.num_costs}], finite, got {[*costs.shape]}")
+        fit = [_fitting(value, name, costs) for value, name in zip(args, ("given", "start"), strict=False)]
+        named = {name: _fitting(value, name, costs) for name, value in kwargs.items()}
+        return solve(self, np.ascontiguousarray(costs, dtype=np.float64), *fit, *args[2:], **named)
 
     return call
+
+
+def _fitting(value: Any, name: str, costs: Array) -> Any:
+    """``given`` and ``start`` as arrays that fit the costs; other arguments as they are."""
+    if value is None or name not in ("given", "start"):
+        return value
+    value, shape = as_numbers(value, name), costs.shape[:1] if name == "given" else costs.shape
+    if value.shape[: len(shape)] != shape or (name == "start" and value.ndim > 2):
+        sizes = f"{[*shape]}" if name == "start" else f"[{len(costs)}, ...]"
+        raise ValueError(f"{name} must be {sizes} for these costs, got {[*value.shape]}")
+    return value
 
 
 class DecisionOracle(ABC):

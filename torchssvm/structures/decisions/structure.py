@@ -91,8 +91,9 @@ class Decisions(Structure):
         num_costs: int | None = None,
         maximize: bool | None = None,
     ) -> None:
-        if num_costs is not None and not isinstance(oracle, DecisionOracle):
-            oracle, num_costs, maximize = FunctionOracle(oracle, num_costs, maximize or False), None, None
+        if num_costs is not None and callable(oracle) and not isinstance(oracle, DecisionOracle | type):
+            maximize = False if maximize is None else maximize
+            oracle, num_costs, maximize = FunctionOracle(oracle, num_costs, maximize), None, None
         if not isinstance(oracle, DecisionOracle) or num_costs is not None or maximize is not None:
             raise TypeError(f"oracle={oracle!r} must be a DecisionOracle alone, or a function with num_costs")
         self.oracle = oracle
@@ -232,6 +233,8 @@ class Decisions(Structure):
         """Check shapes and numbers; add the known costs of the potentials."""
         (costs,) = check_potentials(potentials, ("B", self.num_costs))
         check_no_lengths(potentials.lengths)  # type: ignore[arg-type]
+        if not isinstance(target, tuple | list) or len(target) not in (2, 3):
+            raise ValueError(f"target must be a Decision(y, cost), not a {type(target).__name__}")
         y, cost = target[:2]
         for name, tensor in (("target.y", y), ("target.cost", cost)):
             wrong = ~check_shape(tensor, name, *costs.shape).isfinite().all(1)

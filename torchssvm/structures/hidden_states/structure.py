@@ -69,6 +69,8 @@ class HiddenStates(Around):
 
     def __init__(self, structure: Structure, shows: Any = None) -> None:
         self.structure: Any = check_type(structure, Structure, "structure", "one such as Chain(3)")
+        if isinstance(structure, HiddenStates) or (shows is None and not hasattr(structure, "num_states")):
+            raise TypeError(f"structure={structure!r} has no states to hide: give one such as Chain(3), or shows=")
         shows = list(range(self.structure.num_states)) if shows is None else shows
         check_readable(shows, "shows")
         self.shows = torch.as_tensor(shows).cpu()

@@ -110,6 +110,8 @@ class Matching(Structure):
         check_flags(normalize=normalize)
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
         self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
+        if self.precision_cost == self.recall_cost == 0.0:
+            raise ValueError("precision_cost and recall_cost are both 0: give one that is positive")
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:

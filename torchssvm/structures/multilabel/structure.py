@@ -137,6 +137,8 @@ class Multilabel(Structure):
         num_labels = check_whole(num_labels, "num_labels")
         check_flags(pairwise=pairwise, normalize=normalize)
         weights = check_costs(weights, "weights", num_labels)
+        if weights is not None and not bool(weights.any()):
+            raise ValueError(f"weights={weights.tolist()} must not all be 0: give one that is positive")
         self.num_labels = num_labels
         self.pairwise = pairwise
         self.normalize = normalize

@@ -179,9 +179,8 @@ class TorchStruct(Structure):
         **arguments: Passed to ``distribution``, e.g. ``multiroot=False``.
 
     Raises:
-        TypeError: ``distribution`` is not a class with ``argmax``, or does not take ``arguments``.
-        ValueError: torch-struct cannot decode with ``distribution``, its padding is unknown, or an argument of
-            the loss is wrong.
+        TypeError: ``distribution`` is not a class with ``argmax``.
+        ValueError: The padding of ``distribution`` is unknown, or an argument of the loss is wrong.
 
     Example:
         >>> import torch_struct
