@@ -199,7 +199,7 @@ def test_the_state_of_all_is_collected_first(tmp_path):
         assert refused(loop.optim.state_dict)[0] == "RuntimeError"  # it holds once
         for wrong in ({}, {"ranks": [{}]}, {"ranks": [1, 2, 3]}):
             kind, text = refused(lambda state=wrong: loop.sampler.load_state_dict(state))
-            assert (kind, "no part for rank" in text) == ("ValueError", True)
+            assert kind == "ValueError", text
         return whole
 
     whole = in_processes(2, train)[0]

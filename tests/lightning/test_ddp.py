@@ -137,7 +137,7 @@ def test_predictions_are_divided(found, folder):
     ("name", "text"),
     [
         ("sampler", ".*WeightedRandomSampler"),
-        ("few", "1 examples and 2 processes"),
+        ("few", "num_examples=1"),
         ("compiled", "compiled=True"),
         ("factorwise", "GDMM runs in one process"),
     ],

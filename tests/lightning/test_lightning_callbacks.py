@@ -302,7 +302,7 @@ def test_one_trainer_that_fits_again_with_more_epochs_goes_on_or_starts_anew():
     fitting = trainer(gap, max_epochs=2, enable_checkpointing=False)
     fitting.fit(model, Words().by_gaps())
     fitting.fit_loop.max_epochs = 4
-    with pytest.warns(UserWarning, match="ckpt_path"):
+    with pytest.warns(UserWarning, match="not zero"):
         fitting.fit(model, Words().by_gaps())
     assert certify(model.head, model.dual, Words().everything()).gap == pytest.approx(gap.certificate.gap, abs=1e-6)
     assert [entry.certificate.passes for entry in gap.history] == [2.0, 4.0]  # after epochs 2 and 3 of the trainer

@@ -122,7 +122,7 @@ def test_leftover_examples_are_visited_at_the_end_of_a_pass() -> None:
     module = FactorwiseSVM(LinearChain(3, 3), lam=0.1)
     trainer(2).fit(module, loader(data, drop_last=True))
     assert module.gdmm.passes == 2
-    every = module.gdmm.problem.duals.variables.x  # type: ignore[attr-defined]
+    every = module.gdmm.problem.duals.variables.mass  # type: ignore[attr-defined]
     assert float((every != 1.0).sum()) > 0
     assert module.gdmm.certify().gap > 0.0
 

@@ -170,7 +170,8 @@ class Resumable(L.LightningModule):
         begin_next_epoch(self.trainer)
         resume.rewind(run.batches)
         if run.batches.has_state:  # Lightning may still skip through a validation loop, which draws random numbers
-            run.at_first_batch = resume.random_here() if resume.in_epoch else RandomState()
+            run.at_first_batch = resume.random_here() if resume.in_epoch else None
+            run.batches.random = None if resume.in_epoch else RandomState()
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -182,7 +183,7 @@ class Resumable(L.LightningModule):
     def on_train_epoch_end(self) -> None:
         if self._run.resume is not None and self._run.batches is not None:
             self._run.resume.rewind(self._run.batches)
-            self._run.at_first_batch = None
+            self._run.at_first_batch = self._run.batches.random = None
 
     @override
     def on_validation_model_zero_grad(self) -> None:

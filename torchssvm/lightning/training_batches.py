@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from torchssvm.core.batch import lengths_of, rows_in_order
+from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.lightning.trainer_internals import replace_training_loader
 from torchssvm.solvers.compiled.draws import can_draw
@@ -36,11 +37,13 @@ class TrainingBatches:
     Attributes:
         loader: The training loader; of several processes, it gives the examples of this process.
         loop: The compiled loop that draws the examples; None while the loader does.
+        random: The random state to set when the next epoch begins: a DataLoader draws a number at its beginning.
     """
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader = loader
         self.loop: CompiledBCFW | None = None
+        self.random: RandomState | None = None
         self._parts: list[EpochPart] = []
         self._first = 0  # part that the next epoch begins with
 
@@ -80,6 +83,9 @@ class TrainingBatches:
         return len(self._parts) or len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        random, self.random = self.random, None
+        if random is not None:
+            random.restore()
         if self.loop is None:
             yield from self.loader
             return
