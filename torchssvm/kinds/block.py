@@ -252,8 +252,11 @@ def uniform_mean_loss(kind, examples, i, t, psi, total, absolute):
 
 @njit
 def mark_rows(kind, examples, i, labels, used):
-    """Mark the rows of the pairs of a labeling in ``used``."""
-    list_parts(kind, examples, i, labels, labels, Mark(used[:0], used))
+    """Mark the rows of the pairs of a labeling in ``used``; a single row is marked without listing the parts."""
+    if len(used) == 1:
+        used[0] = True
+    elif len(used):
+        list_parts(kind, examples, i, labels, labels, Mark(used[:0], used))
 
 
 @njit
@@ -403,7 +406,7 @@ def _add_outer_of_lists(form, examples, start, length, rows, squares, weights, f
 @_add_outer.of(Dense)
 @njit_fastmath
 def _add_outer_of_dense(form, examples, start, length, rows, squares, weights, factor):
-    # four rows at a time
+    # Four rows at a time.
     x, factor, states = examples.x[start : start + length], rows.dtype.type(factor), weights.shape[1]
     t = 0
     while t < length:
