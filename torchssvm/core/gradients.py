@@ -460,7 +460,7 @@ def adjoint(
     if all(gradient is None for gradient in gradients):
         raise ValueError("potentials do not depend on the dual's weights: call the head that the dual was made for")
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-    return filled if sparse else [g.to_dense() if g.is_sparse else g for g in filled]
+    return filled if sparse else [dense(gradient) for gradient in filled]
 
 
 def combine(gradients: Sequence[Tensor], factors: Tensor) -> list[Tensor]:

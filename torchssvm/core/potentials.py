@@ -130,8 +130,7 @@ class Potentials:
         sizes = [tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()]
         if None in sizes or any(size != sizes[0] for size in sizes):
             raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
-        first = next(iter(self.tensors.values()))
-        self.batch_size, self.dtype, self.device = first.shape[0], first.dtype, first.device
+        self._note()
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
             raise TypeError(f"tensors={sorted({str(t.dtype) for t in self.tensors.values()})} must have one dtype")
         for tensor in self.tensors.values():
@@ -146,6 +145,10 @@ class Potentials:
             check_length_form(lengths, self.batch_size)
             if not plain():
                 self._check_lengths(lengths)
+
+    def _note(self) -> None:
+        first = next(iter(self.tensors.values()))
+        self.batch_size, self.dtype, self.device = first.shape[0], first.dtype, first.device
 
     @property
     def requires_grad(self) -> bool:
@@ -173,8 +176,7 @@ class Potentials:
         other.min_length, other.max_length = self.min_length, self.max_length
         other.adjoint = other.gram_product = other.gram = other.weights = None
         other.index, other.examined = self.index, self.examined
-        first = next(iter(tensors.values()))
-        other.batch_size, other.dtype, other.device = first.shape[0], first.dtype, first.device
+        other._note()
         for name in self.carried:
             setattr(other, name, getattr(self, name))
         return other
@@ -272,7 +274,7 @@ def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argume
 def inner(a: Parts, b: Parts, n: int = 1) -> Tensor:
     """Per-example inner products ``<a_i, b_i> / n``, summed over all names: ``[B]`` float64."""
     pairs = _pairs(a, b)
-    if pairs[0][0].is_cuda and _fit_triton(pairs):
+    if _on_device(pairs):
         from torchssvm.core.inner_triton import inner_triton
 
         return inner_triton(pairs, n)[0]
@@ -284,7 +286,7 @@ def inner(a: Parts, b: Parts, n: int = 1) -> Tensor:
 def inner_and_sizes(a: Parts, b: Parts) -> tuple[Tensor, Tensor]:
     """:func:`inner`, and the sums of the absolute values of its terms."""
     pairs = _pairs(a, b)
-    if pairs[0][0].is_cuda and _fit_triton(pairs):
+    if _on_device(pairs):
         from torchssvm.core.inner_triton import inner_triton
 
         return tuple(inner_triton(pairs))
@@ -302,8 +304,8 @@ def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:
     return list(zip(a.values(), others, strict=True))
 
 
-def _fit_triton(pairs: list[tuple[Tensor, Tensor]]) -> bool:
-    return all(
+def _on_device(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    return pairs[0][0].is_cuda and all(
         len(a) and a.dtype == b.dtype and fits_triton(a, b) and not (a.requires_grad or b.requires_grad)
         for a, b in pairs
     )

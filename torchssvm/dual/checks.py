@@ -44,8 +44,7 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials, dtype: t
         raise TypeError(
             f"the potentials are {potentials.dtype} and the head's weights {dtype}: give head(x), with autocast off"
         )
-    if dual.loss.device != weights.device:
-        dual.to(weights.device)
+    dual.to(weights.device)
     places = examples - dual.own.start  # a copy
     return places if weights.is_cpu else upload(places, weights.device)
 
@@ -153,18 +152,19 @@ def _digest(leaf: Tensor, place: int, lengths: Tensor | None, signed: bool) -> T
 @njit
 def _sum_each(numbers: Any, where: Any, lengths: Any, signed: bool, total: Any) -> None:
     for b in range(numbers.shape[0]):
-        found = 0
-        if len(lengths):
-            found = lengths[b] * _ODD[0]
-            found = (found ^ (found >> 29)) * _ODD[2]
-            found = found ^ (found >> 32)
+        digest = _mix(lengths[b] * _ODD[0]) if len(lengths) else 0
         for m in range(numbers.shape[1]):
             number = numbers[b, m]
             if (number > 0) if signed else (number & _SIZE != 0):
-                mixed = number * _ODD[1] + where[m]
-                mixed = (mixed ^ (mixed >> 29)) * _ODD[2]
-                found += mixed ^ (mixed >> 32)
-        total[b] = found if found != UNKNOWN else 1
+                digest += _mix(number * _ODD[1] + where[m])
+        total[b] = digest if digest != UNKNOWN else 1
+
+
+@njit
+def _mix(number: Any) -> Any:
+    """Make low bits depend on high bits; in products only high bits depend on low ones."""
+    mixed = (number ^ (number >> 29)) * _ODD[2]
+    return mixed ^ (mixed >> 32)
 
 
 @lru_cache(maxsize=64)
@@ -173,8 +173,5 @@ def _places(leaf: int, shape: Sequence[int]) -> np.ndarray:
     where = np.full((1,) * len(shape), leaf + 1, np.int64)
     for axis, size in enumerate(shape):
         along = np.arange(1, size + 1).reshape([-1 if a == axis else 1 for a in range(len(shape))])
-        # Low bits come to depend on high bits; in products only high bits depend on low ones.
-        mixed = where * _ODD[0] + along
-        mixed = (mixed ^ (mixed >> 29)) * _ODD[2]
-        where = mixed ^ (mixed >> 32)
+        where = _mix.py_func(where * _ODD[0] + along)
     return where.reshape(-1)

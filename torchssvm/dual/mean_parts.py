@@ -294,10 +294,9 @@ class RowBuffer(Stateful):
 
         ``values`` ``[B, longest, *trailing]`` are zero where padded; ``rows`` are those of :meth:`read`.
         """
-        if self.examples < len(self.start):
+        if not self.complete:
             self._place(on_host(index), rows)
-        if self.used > len(self.values) or values.shape[2:] != self.values.shape[1:]:
-            self.widen(values.shape[2:])
+        self.widen(values.shape[2:])
         if values.shape[2:] == self.values.shape[1:]:
             if self._compiled and all(tensor.is_contiguous() for tensor in (index, values, factors)):
                 flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))

@@ -46,6 +46,10 @@ class Mailbox:
         self.waiting: list[ProposedStep] = []
         self._observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
+    def put(self, step: ProposedStep) -> None:
+        """Add a step."""
+        self.waiting.append(step)
+
     def take(self) -> list[ProposedStep]:
         """Remove and return all waiting steps."""
         taken, self.waiting = self.waiting, []
@@ -169,7 +173,6 @@ class DualState(ByRank):
         self.held_norm = self._held_square = 0.0
         self._written = [-1 for _ in self.parameters]
         self._numbers = sum(p.numel() for p in self.parameters)
-        self.is_large = self._numbers > _LARGE  # their norm is then updated, not computed in every step
         self._unread = 0  # blocks moved since all weights were read
         self.version = 0
         self.num_examples = num_examples = int(num_examples)
@@ -451,6 +454,11 @@ class DualState(ByRank):
     def written_to(self) -> bool:
         """Whether the weights were written to since :meth:`remember_weights`, other than through ``.data`` or numpy."""
         return [p._version for p in self.parameters] != self._written
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there are so many weights that their norm is updated instead of computed in every step."""
+        return self._numbers > _LARGE
 
     def remember_weights(self, squared: float | None = None, blocks: int = 1) -> None:
         """Accept the current weights as those of the dual; directions computed earlier become invalid.

@@ -144,9 +144,7 @@ class Storage(Stateful):
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
         """The blocks of a batch; changes nothing. ``target`` comes from ``structure.check_target``.
 
-        Potentials carry no graph.
-
-        Potentials may be float64 where the parameters are float32: blocks then take part in float64.
+        Potentials carry no graph. Where they are float64 and the parameters float32, blocks take part in float64.
 
         Raises:
             ValueError: An example came with another shape than before.
@@ -161,7 +159,7 @@ class Storage(Stateful):
         return None
 
     def check_features(self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None) -> None:
-        """Raise RuntimeError if the features have changed; called where the storage has ``needs_gradients = True``.
+        """Raise RuntimeError if the features have changed and the storage needs fixed ones.
 
         ``weights`` are as in :meth:`contribution`.
         """

@@ -402,8 +402,11 @@ class SequenceEstimator(CalibratedEstimator):
 
     vocabulary_: Any = None
     _kind: str
-    _states: Any  # y and the lengths -> the target of every sequence; ValueError for labels that are not in classes_
     _encoded: Any = None  # kind, lengths, rows and states of the last fit, while the estimator may go on
+
+    def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
+        """The target of every sequence; ValueError for labels that are not in ``classes_``."""
+        raise NotImplementedError
 
     def _check_kind(self, X: Any) -> None:
         if (kind := kind_of(X)) != self._kind:

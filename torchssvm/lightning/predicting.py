@@ -178,8 +178,9 @@ class Predicting(Loading, Resumable):
 
     def zero_if_resumed(self) -> None:
         """Zero the head of a resumed fit, for a new optimizer: the weights of the checkpoint are loaded next."""
-        for parameter in self.head.parameters() if self._run.resume is not None else ():
-            nn.init.zeros_(parameter)
+        if self._run.resume is not None:
+            for parameter in self.head.parameters():
+                nn.init.zeros_(parameter)
 
     def _rest(self) -> None:
         if self.features is not None:

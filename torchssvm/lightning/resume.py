@@ -170,8 +170,10 @@ class Resumable(L.LightningModule):
         begin_next_epoch(self.trainer)
         resume.rewind(run.batches)
         if run.batches.has_state:  # Lightning may still skip through a validation loop, which draws random numbers
-            run.at_first_batch = resume.random_here() if resume.in_epoch else None
-            run.batches.random = None if resume.in_epoch else RandomState()
+            if resume.in_epoch:
+                run.at_first_batch = resume.random_here()
+            else:
+                run.batches.random = RandomState()
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

@@ -183,7 +183,7 @@ class StructuredSVM(Predicting):
         if self.features is not None and self.features.training:
             self.features.eval()
         optimizer.zero_grad()
-        self.dual.mailbox.waiting.append(ProposedVisits(loop, visits))
+        self.dual.mailbox.put(ProposedVisits(loop, visits))
         optimizer.step()
 
     def compiled_loop(self) -> CompiledBCFW | None:

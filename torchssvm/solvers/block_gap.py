@@ -114,8 +114,6 @@ class BlockGap(nn.Module):
         self.oracle = oracle if oracle is not None else MaxOracle()
         self.block_steps = check_block_steps(block_steps if block_steps is not None else BoxQP())
         check_rules(self.direction, self.oracle, dual.storage)
-        plain = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
-        self._moves_all_mass = plain and not dual.storage.keeps_labelings  # of every block, to a decoded corner
         if self.direction.needs_curvature:
             dual.storage.keep_curvature()
 
@@ -206,9 +204,15 @@ class BlockGap(nn.Module):
         with torch.no_grad():
             stored = dual.storage.gather(index, theta, target)
             new = digests if check_targets(dual, digests, index) else None
-            if training and dual.storage.needs_gradients:
+            if training:
                 dual.storage.check_features(stored, potentials)
         return Proposal(dual.version, index, rows, new, stored, self.block_steps), theta, target
+
+    @property
+    def _moves_all_mass(self) -> bool:
+        """Whether every block moves all its mass to a decoded corner."""
+        plain = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
+        return plain and not self.dual.storage.keeps_labelings
 
     def _between_atoms(
         self, step: Proposal, potentials: Potentials, theta: Potentials, target: Any, training: bool
@@ -342,5 +346,5 @@ class _Propose(torch.autograd.Function):
             gradients: Sequence[Tensor] = [gradient * scale for gradient in ctx.gradients]
         else:  # in one kernel
             gradients = torch._foreach_mul(ctx.gradients, scale)
-        ctx.mailbox.waiting.append(step)
+        ctx.mailbox.put(step)
         return (None, None, None, *gradients)

@@ -369,8 +369,7 @@ def recompute_weights(
             check_targets(dual, digest_examples(target, potentials), index)
             with full_precision(potentials.device):
                 stored = dual.storage.gather(index, potentials.detach(), target)
-                if dual.storage.needs_gradients:
-                    dual.storage.check_features(stored, potentials, leaves)
+                dual.storage.check_features(stored, potentials, leaves)
                 parts = dual.storage.contribution(stored, potentials, leaves)
             for total, part in zip(weights, parts, strict=True):
                 total += part

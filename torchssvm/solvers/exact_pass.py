@@ -296,8 +296,7 @@ def exact_pass(head: Head, dual: DualState, batches: Iterable[Batch], *, remembe
         assert corner.read is not None
         with torch.no_grad(), full_precision(potentials.device):
             stored = storage.gather(index, theta, target)
-            if storage.needs_gradients:
-                storage.check_features(stored, potentials, leaves)
+            storage.check_features(stored, potentials, leaves)
             hinges += float(corner.read[1].sum())
             exact &= corner.exact
             relaxed |= corner.relaxed

@@ -425,10 +425,10 @@ def choose(
       CPU, also for a head that is on a device, unless a visit would take more than ``LONG_VISIT`` multiplications,
       or training has several processes;
     * of classes, ``Corrective()``, ``MaxOracle()`` and ``MeanParts()`` in that loop: each step solves a whole block;
-    * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
-      (``Structure._quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
+    * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode, and
+      ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
     * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, with fewer examples
-      than weights (``Structure._pairwise_if_few``): Frank-Wolfe steps then take very many passes at a small lambda.
+      than weights: Frank-Wolfe steps then take very many passes at a small lambda.
 
     Where the storage would take more than half of the free memory, or more than ``memory_limit``, it is the other one
     of ``MeanParts()`` and ``Labelings()``, or else ``Weights()``, with the steps that go with it. Where some rules are

@@ -242,9 +242,8 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
     wrong = (target < 0) | (target >= num_states)
     if where is not None:
         wrong &= where
-    if bool(wrong.any()):
-        advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
-        reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
+    advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
+    reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
 
 
 class Head(nn.Module):

@@ -67,8 +67,7 @@ class Labelled(Structure):
 
     def mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """Costs on a device are made on the CPU, which knows the target."""
-        other_costs = type(self).loss_potentials is not Labelled.loss_potentials
-        if other_costs or psi[self.single].is_cpu or not fits_triton(psi[self.single]):
+        if type(self).loss_potentials is not Labelled.loss_potentials or not fits_triton(psi[self.single]):
             return super().mean_loss(psi, target, potentials)
         single, (labels,) = psi[self.single], leading(target)
         from torchssvm.structures.labelled_triton import mean_loss_triton

@@ -48,7 +48,7 @@ def pair_value(pairs, a, b):
 
 @njit
 def add_to_pair(pairs, a, b, difference):
-    """Change it."""
+    """Add ``difference`` to the weight of a pair."""
     if len(pairs.dense):
         pairs.dense[a, b] += difference
         if pairs.entries.symmetric:

@@ -275,7 +275,7 @@ def _place(lengths: Tensor, like: Tensor) -> Tensor:
 
 def _sums_on_device(v: Tensor, lengths: Tensor) -> Tensor | None:
     """What :func:`sums_of` returns, ``[3, B, K]``, where Triton takes it."""
-    if v.is_cpu or v.requires_grad or not fits_triton(v, lengths):
+    if v.requires_grad or not fits_triton(v, lengths):
         return None
     from torchssvm.structures.chain.biases_triton import sum_everywhere_triton
 

@@ -17,7 +17,7 @@ from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import exact_dots, set_row, set_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter
-from torchssvm.kinds.block import Add, respond_marked, size_of, state, triangle
+from torchssvm.kinds.block import Add, respond_marked, size_of, state, triangle, uniform_mean_loss
 from torchssvm.kinds.long import add_net_pairs, mark, respond_long
 from torchssvm.kinds.weights import HeadWeights
 from torchssvm.structures.maxplus import backtrack, send_forward, send_forward_far
@@ -114,11 +114,10 @@ def loss_of(kind, examples, i, labels):
 @block.mean_loss.of(Sequences)
 @njit
 def mean_loss(kind, examples, i, t, psi, total, absolute):
+    if not len(kind.cost_matrix):
+        return uniform_mean_loss(kind, examples, i, t, psi, total, absolute)
     token = examples.start[i] + t
     target, cost = examples.y[token], examples.cost[token]
-    if not len(kind.cost_matrix):
-        at_target = np.float64(psi[target])
-        return cost * (at_target - total), cost * (absolute - abs(at_target))
     told, size = 0.0, 0.0
     for k in range(kind.cost_matrix.shape[1]):
         term = cost * kind.cost_matrix[target, k] * np.float64(psi[k])

@@ -49,12 +49,9 @@ def _fake(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple
 
 
 def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    batch, longest, states = emission.shape if emission.ndim == 3 else (0, 0, 0)
-    square = states, states
-    fits = longest and states and transition.shape in (square, (batch, *square), (batch, longest - 1, *square))
-    whole = lengths is None or (lengths.dtype is torch.int64 and lengths.shape == (batch,))
-    if not (fits and whole and compiles(emission, transition)):
-        _check(emission, transition, lengths)
+    _check(emission, transition, lengths)
+    batch, longest, states = emission.shape
+    if not compiles(emission, transition):
         if lengths is not None:
             check_range(lengths, batch, longest)
         return viterbi_torch(emission, transition, lengths)

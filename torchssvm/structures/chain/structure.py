@@ -240,7 +240,7 @@ class Chain(Labelled, Indexed):
 
     @override
     def costs(self, target: Tensor | WeightedLabels) -> Tensor:
-        labels = target.labels if isinstance(target, WeightedLabels) else target
+        (labels,) = leading(target)
         real = labels >= 0
         costs = real.to(torch.float64)
         if isinstance(target, WeightedLabels):

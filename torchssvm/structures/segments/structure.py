@@ -86,7 +86,8 @@ class Segments(Indexed):
         listed = isinstance(min_duration, list | tuple)
         several: Sequence[Any] = min_duration if listed else [min_duration] * self.num_labels  # type: ignore[assignment]
         form = f", or a list of {num_labels}, one for each label"
-        check_whole(len(several), "len(min_duration)", num_labels, most=num_labels)
+        if len(several) != num_labels:
+            raise ValueError(f"min_duration={min_duration!r} must be a whole number{form}")
         self.min_duration = [check_whole(least, "min_duration", most=max_duration, advice=form) for least in several]
         if class_weight is not None and span_loss:
             raise ValueError(f"class_weight={class_weight} is for frames: leave it out with span_loss")

@@ -164,7 +164,8 @@ class BruteForceSearch(SlackOracle):
                 best, value = choose(better, labeling, best), torch.where(better, product, value)
         if value is None or count > self.most:
             raise ValueError(
-                f"most={self.most} is less than the outputs of structure={structure}, or it lists none: raise it"
+                f"structure={structure} lists {count if value is None else f'more than {self.most}'} outputs: raise "
+                f"most={self.most}, or use another oracle"
             )
         return Decoding(best, value)
 
