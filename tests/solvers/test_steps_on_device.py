@@ -31,7 +31,7 @@ from torchssvm import (
 )
 from torchssvm.core.batch import apply_head, tree_map
 from torchssvm.datasets import PaddedDataset
-from torchssvm.solvers import block_gap
+from torchssvm.solvers import block_coordinate
 from torchssvm.structures.chain import Transitions
 
 pytestmark = pytest.mark.cuda
@@ -175,7 +175,7 @@ def test_large_gradients_are_not_made_on_a_device(cuda, monkeypatch):
         return dual
 
     expected = train("cpu")
-    monkeypatch.setattr(block_gap, "LARGE", 0)
+    monkeypatch.setattr(block_coordinate, "LARGE", 0)
     result = train(cuda)
     assert result.value() == pytest.approx(expected.value(), rel=1e-12)
     for mine, other in zip(result.parameters, expected.parameters, strict=True):

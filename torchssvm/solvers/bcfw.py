@@ -1,44 +1,33 @@
-"""Block-coordinate Frank-Wolfe as a torch optimizer: the second half of [B13] Algorithm 4, after ``BlockGap``."""
+"""Block-coordinate Frank-Wolfe as a torch optimizer, which takes the steps of ``block_coordinate.py``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_object, check_parameters
 from torchssvm.core.interrupts import undisturbed
-from torchssvm.core.operators import full_precision, lowered_advice, on_host, read_together, upload
+from torchssvm.core.operators import full_precision, lowered_advice
 from torchssvm.core.packages import warn
 from torchssvm.core.problem import Box
-from torchssvm.core.row_sparse import add_rows, dense, flat, inner_product, products, squared_norm
+from torchssvm.core.row_sparse import dense, flat, products, squared_norm
 from torchssvm.core.states import Numbers, Stateful, StatefulOptimizer, damaged
 from torchssvm.distributed.exchange import Exchange, Figures, Round, refusing_on_all
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.block_gap import Proposal
-from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
+from torchssvm.solvers.block_coordinate import Direction, Proposal, counts, find_gamma, join, move_blocks, take
+from torchssvm.steps.line_search import ExactSearch, LineSearch
 
 _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
 _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
 ADVICE = "keep gradients as BlockGap's backward() left them, and call zero_grad() before every forward pass"
-
-
-class Direction(NamedTuple):
-    """The direction of all batches whose gradients were accumulated."""
-
-    gradients: list[Tensor]  # d, for each parameter
-    value: float  # the derivative of the dual along d
-    largest: float  # the largest feasible step
-    moves: list[Tensor]  # of each batch's blocks, at step 1
-    rows: list[Tensor]  # of each batch, those whose blocks move
-    products: tuple[float, float, float] | None  # ``|w|^2``, ``<w, d>`` and ``|d|^2``, if known
 
 
 class BCFW(StatefulOptimizer):
@@ -171,21 +160,11 @@ class BCFW(StatefulOptimizer):
         return result
 
     def _step(self, batches: list[Proposal]) -> None:
-        """Move weights and blocks along the direction of the batches whose gradients were accumulated, mostly one."""
-        dual = self.dual
+        """The step of this process alone."""
         try:
-            d = self._direction(batches)
-            # Line 6: the step that maximises the dual, gamma = clip(lam value / |d|^2, 0, largest).
-            gamma = self._search(d.gradients, d.value, d.largest, d.products[2] if d.products else None)
-            # Line 8: w -= (gamma/lam) d, which is the change of sum_i w_i.
-            dual.move_weights(d.gradients, -gamma / dual.lam, d.products)
-            # Line 7: w_i and l_i move by gamma gamma_i of the way to the corner.
-            for batch, move, rows in zip(batches, d.moves, d.rows, strict=True):
-                _move_blocks(dual, batch, gamma * move, rows)
-            dual.count(*_counts(batches, d.rows))
-            dual.visits += len(batches)
+            self.show_rate(take(self.dual, batches, self._direction(batches), self.line_search) / self.dual.lam)
         finally:
-            dual.mailbox.notify()
+            self.dual.mailbox.notify()
 
     def _step_together(self, exchange: Exchange, batches: list[Proposal]) -> None:
         """The step of all ranks, along ``sum_p beta_p d_p``: the blocks of rank p move by gamma beta_p."""
@@ -199,65 +178,31 @@ class BCFW(StatefulOptimizer):
                 change += float((move * batch.loss_changes)[rows].sum())
                 gaps[batch.index[rows]] = batch.block_gaps.clamp(min=0.0)[rows]
             loss, gap = float(dual.loss.sum()), float(gaps.sum())
-            return d.gradients, Figures(d.value, d.largest, loss, change, gap, *_counts(batches, d.rows))
+            return d.gradients, Figures(d.value, d.largest, loss, change, gap, *counts(batches, d.rows))
 
         try:
             # An exchange may wait for long, and can be interrupted.
             combined = exchange(propose, dual.lam, farthest=dual.box.has_bounds)
             figures = combined.figures
             with undisturbed():
-                gamma = self._search(combined.gradients, figures.value, figures.largest, combined.squared_norm)
+                gamma = find_gamma(
+                    dual, self.line_search, combined.gradients, figures.value, figures.largest, combined.squared_norm
+                )
+                self.show_rate(gamma / dual.lam)
                 dual.move_weights(combined.gradients, -gamma / dual.lam)
                 for batch, move, some in zip(batches, *proposed, strict=True):
-                    _move_blocks(dual, batch, gamma * combined.beta * move, some)
+                    move_blocks(dual, batch, gamma * combined.beta * move, some)
                 record(dual, combined, gamma)
                 dual.visits += len(batches)
         finally:
             dual.mailbox.notify()
 
     def _direction(self, batches: list[Proposal]) -> Direction:
-        """The direction of the batches together, checked; changes nothing.
-
-        Raises:
-            RuntimeError: As :func:`check_gradient`, or the batches come from losses with different ``block_steps``.
-            ValueError: The storage cannot move the batches together.
-        """
-        dual = self.dual
-        if len(batches) > 1 and len(rules := {repr(batch.block_steps) for batch in batches}) > 1:
-            raise RuntimeError(f"block_steps={sorted(rules)} of accumulated batches differ: give the losses the same")
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
+        """The direction of the batches, whose gradient is checked; changes nothing."""
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.dual.parameters]
         gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
-        products: tuple[float, float, float] | None
-        products, value = check_gradient(dual, batches, gradients)
-        moves = [batch.gammas if batch.scale == 1.0 else batch.scale * batch.gammas for batch in batches]
-        rows, largest = [batch.rows for batch in batches], 1.0 / batches[0].scale
-        if len(batches) > 1 and all(b.gradients is not None and b.block_steps.needs_gradients for b in batches):
-            moves, rows, gradients = merge(dual, batches)
-            products, largest = None, 1.0
-            value = sum(map(float, read_together(*(m @ b.values for m, b in zip(moves, batches, strict=True)))))
-        elif len(batches) > 1:
-            largest = largest_step(batches)
-        if dual.box.has_bounds:  # the box QP is then a lower bound of the dual, whose best step may be larger
-            gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
-            largest = farthest_step(batches, moves)
-        if len(batches) > 1 or len(batches[0].rows) < len(batches[0].index):  # examples may repeat
-            dual.storage.check_together([batch.stored for batch in batches], rows)
-        if dual.recomputed is not None:
-            # The step starts at ``recomputed``; the slopes, linear in w, were computed at the head's weights.
-            moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
-            value += inner_product([start.to(torch.float64) - w for start, w in moved], gradients)
-        return Direction(gradients, value, largest, moves, rows, products)
-
-    def _search(self, gradients: list[Tensor], value: float, largest: float, square: float | None) -> float:
-        """The gamma of the line search, whose rate gamma/lam the groups show; ``square`` is ``|d|^2``, if known."""
-        dual = self.dual
-        start = dual.unclipped if dual.recomputed is None else dual.recomputed
-        line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, square)
-        gamma = float(self.line_search(line))
-        if not 0.0 <= gamma <= largest:
-            raise ValueError(f"line_search={self.line_search} gave the step {gamma}, which must be in [0, {largest}]")
-        self.show_rate(gamma / dual.lam)
-        return gamma
+        products, value = check_gradient(self.dual, batches, gradients)
+        return join(self.dual, batches, gradients, value, products)
 
     def show_rate(self, rate: float) -> None:
         """Publish ``gamma/lam`` as the ``lr`` of all groups, for callbacks that log it."""
@@ -311,57 +256,6 @@ class BCFW(StatefulOptimizer):
                 group.pop(name, None)
                 if bound is not None:
                     group[name] = bound
-
-
-def merge(dual: DualState, batches: list[Proposal]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Choose the steps of all batches together, as for one batch; an example counts at its first occurrence.
-
-    Returns the coefficients of the rows of each batch, the rows of each batch that count, and the gradient.
-    """
-    seen: set[int] = set()
-    rows: list[Tensor] = []
-    for batch in batches:
-        index = on_host(batch.index).tolist()
-        fresh = [row for row in on_host(batch.rows).tolist() if index[row] not in seen]
-        seen.update(index[row] for row in fresh)
-        rows.append(upload(torch.tensor(fresh, dtype=torch.int64), batch.index.device))
-    stacked = [
-        torch.cat(
-            [g if len(g) == len(some) else g.index_select(0, some) for g, some in zip(several, rows, strict=True)]
-        )
-        for several in zip(*(batch.gradients or [] for batch in batches), strict=True)
-    ]
-    stacked = [g.coalesce() if g.is_sparse else g for g in stacked]
-    values = torch.cat([batch.values[some] for batch, some in zip(batches, rows, strict=True)])
-    weight = 1.0 / (dual.lam * dual.num_examples**2)
-    gammas, combined, _ = batches[0].block_steps.solve(stacked, values, weight, 1.0 / dual.num_examples)
-    coefficients = [
-        torch.zeros_like(batch.gammas).index_put_((some,), part)
-        for batch, some, part in zip(batches, rows, gammas.split([len(some) for some in rows]), strict=True)
-    ]
-    return coefficients, rows, combined
-
-
-def largest_step(batches: list[Proposal]) -> float:
-    """The largest feasible step of several batches that have chosen gammas; moves of a repeated example add up.
-
-    A batch whose loss was scaled by c moves by c of its direction at step 1.
-    """
-    scales = torch.cat([torch.full((len(b.rows),), b.scale, dtype=b.gammas.dtype) for b in batches])
-    return 1.0 / float(add_rows(torch.zeros_like(scales), _examples(batches), scales).max())
-
-
-def farthest_step(batches: list[Proposal], coefficients: list[Tensor]) -> float:
-    """The largest feasible step if blocks move by ``coefficients`` at step 1."""
-    moves = torch.cat(read_together(*(c[b.rows] for b, c in zip(batches, coefficients, strict=True))))
-    most = float(add_rows(torch.zeros_like(moves), _examples(batches), moves).max())
-    return 1.0 / most if most > 0.0 else 1.0
-
-
-def _examples(batches: list[Proposal]) -> Tensor:
-    """A number for the example of each row that counts, on the CPU: 0 to the number of distinct examples less 1."""
-    index = torch.cat([on_host(batch.index)[on_host(batch.rows)] for batch in batches])
-    return index.unique(return_inverse=True)[1]
 
 
 def check_gradient(
@@ -418,34 +312,6 @@ def _read(
     inner, square = products(dual.parameters, gradients)
     difference = [a - b for a, b in zip(compared, expected, strict=True)]
     return size, inner, square, math.sqrt(squared_norm(difference)), math.sqrt(squared_norm(expected)), value
-
-
-def _counts(batches: list[Proposal], rows: list[Tensor]) -> tuple[int, int, int]:
-    """Examples decoded, labelings taken from the cache, and blocks that move."""
-    asked = [batch.corner.decoded for batch in batches]
-    sizes = [len(batch.index) for batch in batches]
-    calls = sum(size if some is None else int(on_host(some).sum()) for size, some in zip(sizes, asked, strict=True))
-    return calls, sum(sizes) - calls, sum(map(len, rows))
-
-
-def _move_blocks(dual: DualState, batch: Proposal, move: Tensor, rows: Tensor) -> None:
-    """Move the blocks of a batch's ``rows`` by ``move``, ``[B]``, and note their losses, gaps and targets."""
-    index, gaps, corner = batch.index, batch.block_gaps.clamp(min=0.0), batch.corner
-    decoded, changes = corner.decoded, move * batch.loss_changes
-    place, targets = on_host(index), batch.targets
-    batch.stored.move(move, rows, batch.change, batch.parts, batch.gradients)
-    if rows.shape[0] < index.shape[0]:
-        index, gaps, changes = index[rows], gaps[rows], changes[rows]
-        first = on_host(rows)
-        place, targets = place[first], None if targets is None else targets[first]
-        decoded = None if decoded is None else decoded[rows]
-    dual.loss.index_add_(0, index, changes)  # of distinct examples
-    if targets is not None:
-        dual.targets[place] = targets
-    dual.relaxed |= corner.relaxed
-    dual.gap_estimates.index_copy_(0, index, gaps)
-    seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
-    dual.oracle_gaps.index_copy_(0, index, seen)
 
 
 def record(dual: DualState, combined: Round, step: float) -> None:
