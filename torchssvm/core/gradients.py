@@ -21,7 +21,7 @@ from weakref import WeakSet, ref
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
-from torch.nn.modules.conv import _ConvNd
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torchssvm.core.batch import device_of, tree_replace, tree_tensors
 from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, on_host, transformed
@@ -109,7 +109,7 @@ def evaluating(module: Any) -> Iterator[None]:
             part.training = training
 
 
-_CALL = "_torchssvm_call"  # the attribute of potentials with their HeadCall
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")  # not called; forward pre-hooks may make weights
 _LONG = 1000  # entries of a list or a dict that is not copied in every step
 
@@ -117,8 +117,7 @@ _LONG = 1000  # entries of a list or a dict that is not copied in every step
 class HeadCall:
     """The arguments of a head's call, to call it again for each example.
 
-    It is an attribute of the potentials, so that Python's garbage collector can free cycles of head, potentials and
-    inputs. Torch's version counters tell whether a tensor was written to afterwards.
+    Torch's version counters tell whether a tensor was written to afterwards.
     """
 
     def __init__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]) -> None:
@@ -127,25 +126,25 @@ class HeadCall:
         self.input_versions = _versions(self.inputs)
         self.output_versions = {id(tensor): tensor._version for tensor in outputs}
 
-    def __reduce__(self) -> Any:
-        return OrderedDict, ()  # nothing goes to copies and files, which load with weights_only=True
+
+_calls = WeakIdKeyDictionary()  # of potentials: the HeadCall that made them
 
 
 def remember_call(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """Note at the potentials the call of ``head`` that made them; within a transform of ``torch.func``, do nothing."""
+    """Note the call of ``head`` that made the potentials; within a transform of ``torch.func``, do nothing."""
     if transformed():
         return
     outputs = [tensor for tensor in as_potentials(output).tensors.values() if tensor.grad_fn is not None]
     call = HeadCall(head, args, kwargs, outputs)
     for tensor in outputs:
-        setattr(tensor, _CALL, call)
+        _calls[tensor] = call
 
 
 def call_of(potentials: Potentials, parameters: Sequence[Tensor]) -> tuple[nn.Module, Any] | None:
     """The head that made the potentials of these parameters, and its inputs; None if unknown or written to."""
     outputs = list(potentials.tensors.values())
-    call = getattr(outputs[0], _CALL, None)
-    if not isinstance(call, HeadCall) or any(getattr(tensor, _CALL, None) is not call for tensor in outputs):
+    call = _calls.get(outputs[0])
+    if call is None or any(_calls.get(tensor) is not call for tensor in outputs):
         return None
     head = call.head()
     if head is None or not potentials.batch_size or call.input_versions != _versions(call.inputs):
@@ -249,7 +248,7 @@ def generators_of(devices: Iterable[torch.device]) -> tuple[str, list[int]]:
 
 def _convolution_advice(head: nn.Module, device: torch.device) -> str:
     """Advice if CUDA rounds the head's convolutions to TF32; else an empty string."""
-    convolves = any(isinstance(part, _ConvNd) for part in head.modules())
+    convolves = any(isinstance(part, _CONVOLUTIONS) for part in head.modules())
     if device.type != "cuda" or not convolves or not torch.backends.cudnn.allow_tf32:
         return ""
     return ". CUDA rounds its convolutions to tf32: set torch.backends.cudnn.allow_tf32 = False"
