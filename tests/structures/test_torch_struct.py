@@ -304,6 +304,16 @@ def with_entry(place, value):
                 (ValueError, "loss_potentials", [CHAIN], {"loss_potentials": token_hamming, "normalize": True}),
                 (ValueError, "padded_axes", [CHAIN], {"padded_axes": (1,), "length_offset": -1}),
                 (ValueError, "padded_axes", [Subset], {}),
+                *(
+                    (
+                        TypeError,
+                        "distribution",
+                        [getattr(torch_struct, name)],
+                        {"padded_axes": (1,), "length_offset": 0},
+                    )
+                    for name in ("AlignmentCRF", "HMM", "NonProjectiveDependencyCRF", "SentCFG", "StructDistribution")
+                ),
+                (TypeError, "multi_root", [torch_struct.DependencyCRF], {"multi_root": False}),
             )
         ),
     ],

@@ -195,7 +195,7 @@ def _by_length(lengths, begin, longest, order, starts):
 def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> bool:
     """The scores of C sequences for every chain into ``total`` ``[B, C]``; False if a label is not a state.
 
-    ``labels`` are ``[B, C, N]``, -1 beyond the length, and ``pairs`` ``[B or 1, N-1 or 1, K, K]``.
+    ``labels`` are ``[B, C, N]``, and ``pairs`` ``[B or 1, N-1 or 1, K, K]``. A label of -1 has no parts.
     """
     batch, count, longest = labels.shape
     for b in range(batch):
@@ -205,11 +205,11 @@ def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> bool:
             for t in range(longest):
                 state = labels[b, c, t]
                 if state < 0:
-                    break
+                    continue
                 if state >= emission.shape[2]:  # from a user's oracle, or a damaged checkpoint
                     return False
                 score += emission[b, t, state]
-                if t > 0:
+                if t > 0 and labels[b, c, t - 1] >= 0:
                     score += steps[t - 1 if len(steps) > 1 else 0, labels[b, c, t - 1], state]
             total[b, c] = score
     return True
@@ -224,10 +224,12 @@ def add_parts(labels: Any, mass: Any, emission: Any, pairs: Any) -> None:
             share = emission.dtype.type(mass[b, c])
             for t in range(longest):
                 state = labels[b, c, t]
-                if state < 0 or state >= emission.shape[2]:
+                if state >= emission.shape[2]:
                     break
+                if state < 0:
+                    continue
                 emission[b, t, state] += share
-                if t > 0:
+                if t > 0 and labels[b, c, t - 1] >= 0:
                     pairs[b, t - 1 if pairs.shape[1] > 1 else 0, labels[b, c, t - 1], state] += share
 
 

@@ -141,7 +141,7 @@ class Chain(Labelled, Indexed):
         position = torch.arange(labels.shape[2], device=labels.device)
         pairs = known[:, :, :-1] * states + known[:, :, 1:]
         pairs = pairs if self.shared else pairs + position[:-1] * states**2
-        return [("emission", known + position * states, real), ("transition", pairs, real[:, :, 1:])]
+        return [("emission", known + position * states, real), ("transition", pairs, real[:, :, :-1] & real[:, :, 1:])]
 
     @override
     def examine(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> OracleResult:
