@@ -476,12 +476,14 @@ class Structure(ABC):
     def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
         """Stored labelings ``[B, C, ...]`` with the padding of this batch's ``target``.
 
-        The default crops every tensor to the shape of the target's, or fills it up with ``padding``.
+        The default crops every tensor to the shape of the target's, or fills it up with ``padding``. A target may have
+        more tensors, behind those of a labeling.
 
         Raises:
-            ValueError: The target has another number of tensors or axes than the labelings.
+            ValueError: The target has fewer tensors than the labelings, or another number of axes.
         """
-        stored, like = tree_tensors(labelings), tree_tensors(target)
+        stored = tree_tensors(labelings)
+        like = tree_tensors(target)[: len(stored)]
         if [s.ndim for s in stored] != [t.ndim + 1 for t in like]:
             raise ValueError(f"{type(self).__name__} has targets unlike its labelings: define resize()")
         return tree_replace(labelings, [fit(s, t.shape[1:], self.padding) for s, t in zip(stored, like, strict=True)])

@@ -183,18 +183,18 @@ def check_no_lengths(lengths: None) -> None:
         raise ValueError("lengths must be None, as these potentials have one size: make the Batch without lengths")
 
 
-def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
+def check_lengths(lengths: Tensor | None, like: Tensor) -> Tensor:
     """:func:`mask_of` lengths that :func:`check_range` has checked."""
     if lengths is not None:
-        check_range(lengths, batch, longest)
-    return mask_of(lengths, batch, longest, device)
+        check_range(lengths, *like.shape[:2])
+    return mask_of(lengths, like)
 
 
-def mask_of(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
-    """The mask of real positions, ``[B, N]`` bool."""
+def mask_of(lengths: Tensor | None, like: Tensor) -> Tensor:
+    """The mask of real positions of ``like`` ``[B, N, ...]``: ``[B, N]`` bool."""
     if lengths is None:
-        return torch.ones(batch, longest, dtype=torch.bool, device=device)
-    return torch.arange(longest, device=device) < lengths.unsqueeze(1)
+        return torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
+    return torch.arange(like.shape[1], device=like.device) < lengths.unsqueeze(1)
 
 
 def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | None:

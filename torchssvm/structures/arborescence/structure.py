@@ -168,8 +168,7 @@ class Arborescence(Labelled):
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Margins of each arc, ``[B, N, N+1]``; ``-inf`` for arcs of a token to itself."""
-        margins, (batch, longest, _) = super().max_marginals(potentials), potentials.single.shape
-        real = mask_of(potentials.lengths, batch, longest, potentials.device)
+        margins, real = super().max_marginals(potentials), mask_of(potentials.lengths, potentials.single)
         margins.diagonal(1, 1, 2)[real] = torch.where(margins[real][:, 0].isnan(), math.nan, -math.inf).double()
         return margins
 
@@ -186,9 +185,8 @@ class Arborescence(Labelled):
                 not allow the arborescence.
         """
         (scores,) = check_potentials(potentials, _SHAPE)
-        batch, longest = scores.shape[:2]
-        check_int64(target, "target", (batch, longest), ", the head of each token")
-        real = mask_of(potentials.lengths, batch, longest, scores.device)
+        check_int64(target, "target", scores.shape[:2], ", the head of each token")
+        real = mask_of(potentials.lengths, scores)
         heads = target.masked_fill(~real, -1)
         wrong = real & ((heads < 0) | (heads > real.sum(1, keepdim=True)))
         reject_entries(wrong, heads, "target has head", "heads are 0, the root, to the number of tokens")
@@ -202,8 +200,7 @@ class Arborescence(Labelled):
     @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         scores = potentials.single
-        batch, longest, _ = scores.shape
-        real = mask_of(potentials.lengths, batch, longest, scores.device)
+        real = mask_of(potentials.lengths, scores)
         heads = torch.nn.functional.pad(real, (1, 0), value=True)  # and the root
         token, head = (torch.arange(size, device=scores.device) for size in scores.shape[1:])
         other = token.unsqueeze(1) + 1 != head
@@ -227,11 +224,6 @@ class Arborescence(Labelled):
                 yield heads
 
         return each()
-
-    @override
-    def costs(self, target: Tensor) -> Tensor:
-        costs = (target >= 0).to(torch.float64)
-        return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 
     def __repr__(self) -> str:
         return f"Arborescence({self.among}, normalize={self.normalize})"

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_readable, check_several
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
+from torchssvm.core.structure import Decoding, Structure, reject_rows
 from torchssvm.structures.common import check_no_lengths, check_potentials, check_shape
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
 
@@ -204,10 +204,6 @@ class Decisions(Structure):
         if target.fixed is not None:
             delta = delta + target.fixed
         return delta, -self._factor * (target.y.to(torch.float64) * delta).sum(1)
-
-    @override
-    def resize(self, labelings: Tensor, target: Decision) -> Tensor:
-        return fit(labelings, target.y.shape[1:], self.padding)
 
     def target(self, costs: Tensor | Any, given: Tensor | Any = None) -> Decision:
         """The optimal decisions under true costs, as targets.

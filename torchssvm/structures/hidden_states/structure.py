@@ -178,7 +178,7 @@ class HiddenStates(Around):
         shape = observed.shape[:-1] if sets else observed.shape
         real = torch.ones(shape, dtype=torch.bool, device=observed.device)
         if len(shape) == 2 and potentials.lengths is not None:
-            real = check_lengths(potentials.lengths, *shape, observed.device)
+            real = check_lengths(potentials.lengths, observed)
         if sets:
             empty = real & ~observed.any(-1)
             reject_rows(empty.flatten(1).any(1) if empty.ndim > 1 else empty, "target has a set of no labels in {rows}")

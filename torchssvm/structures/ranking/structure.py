@@ -144,5 +144,4 @@ class Ranking(Structure):
 
 def _real(potentials: Potentials) -> Tensor:
     """The documents of each list, ``[B, N]`` bool."""
-    batch, most = potentials.single.shape
-    return mask_of(potentials.lengths, batch, most, potentials.device)
+    return mask_of(potentials.lengths, potentials.single)

@@ -102,7 +102,7 @@ class EveryLossLevel(SlackOracle):
         """
         assert isinstance(structure, Chain)
         emission = potentials["emission"]
-        real = mask_of(potentials.lengths, emission.shape[0], emission.shape[1], emission.device)
+        real = mask_of(potentials.lengths, emission)
         levels, unit = self._levels(structure, target)
         decoded = structure.restricted(potentials)
         best = viterbi_by_level(decoded["emission"], decoded["transition"], levels, real)

@@ -83,7 +83,7 @@ class LinearTree(LinearHead):
         if lengths is None:
             lengths = upload(torch.full((batch,), longest), x.device)
         else:
-            check_lengths(lengths, batch, longest, x.device)
+            check_lengths(lengths, x)
         with full_precision(x.device):
             x = x.to(self.node.dtype)
             node = product(x, self.node)
