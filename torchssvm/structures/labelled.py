@@ -80,10 +80,10 @@ class Labelled(Structure):
         added = added.scatter_(2, labels, scores.gather(2, labels))
         return self.argmax(potentials.replace({**potentials.tensors, self.single: added}))
 
-    def mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+    def _mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """Costs on a device are made on the CPU, which knows the target."""
         if type(self).loss_potentials is not Labelled.loss_potentials or not fits_triton(psi[self.single]):
-            return super().mean_loss(psi, target, potentials)
+            return super()._mean_loss(psi, target, potentials)
         from torchssvm.structures.labelled_triton import mean_loss_triton
 
         costs = upload(self.costs(tree_map(on_host, target)), psi[self.single].device)
@@ -117,7 +117,7 @@ class Summed(Structure):
         return self._add(like, self._stack(labeling), torch.ones(batch, 1, device=device))
 
     @override
-    def difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:
         mass = constant(_SIGNS, potentials.device).expand(potentials.batch_size, 2)
         return self._add(zeros_like(potentials), self._stack(labeling, target), mass)
 
@@ -131,9 +131,9 @@ class Summed(Structure):
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
         return self._add(zeros_like(potentials), with_target(labelings, target, self.tensors), mass)
 
-    def add_difference(self, parts: Parts, labeling: Any, target: Any, potentials: Potentials) -> Parts:
+    def _add_difference(self, parts: Parts, labeling: Any, target: Any, potentials: Potentials) -> Parts:
         """In place; these parts are zero in the padding. Shared parts cancel first, as x + 1 - 1 rounds a small x."""
-        for name, tensor in self.difference(labeling, target, potentials).items():
+        for name, tensor in self._difference(labeling, target, potentials).items():
             parts[name].add_(tensor)
         return parts
 

@@ -17,7 +17,7 @@ def test_parts_and_scores_leave_it_out(dtype, shared):
             "transition": torch.arange(len(torch.zeros(pairs).flatten()), dtype=dtype).view(1, *pairs),
         }
     )
-    parts = chain.difference(labels, target, potentials)
+    parts = chain._difference(labels, target, potentials)
     added = {name: part + chain.parts(target)[name].to(dtype) for name, part in parts.items()}
     assert added["emission"].sum(2).tolist() == [[1.0, 0.0, 1.0, 1.0, 0.0]]
     pair = added["transition"] if shared else added["transition"][:, 2]

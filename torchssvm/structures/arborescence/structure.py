@@ -142,9 +142,9 @@ class Arborescence(Labelled):
         return arcs.scatter_(2, labeling.clamp(min=0).unsqueeze(2), real.to(arcs.dtype))
 
     @override
-    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
         mass = torch.ones(len(labeling), 1, device=labeling.device)
-        return self._mean_difference(labeling.unsqueeze(1), mass, target, potentials, any_order=True)
+        return self._sum_arcs(labeling.unsqueeze(1), mass, target, potentials, any_order=True)
 
     @override
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
@@ -155,9 +155,9 @@ class Arborescence(Labelled):
 
     @override
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        return self._mean_difference(labelings, mass, target, potentials)
+        return self._sum_arcs(labelings, mass, target, potentials)
 
-    def _mean_difference(
+    def _sum_arcs(
         self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials, *, any_order: bool = False
     ) -> Parts:
         ((name, scores),) = potentials.tensors.items()

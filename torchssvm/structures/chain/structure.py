@@ -144,7 +144,7 @@ class Chain(Labelled, Indexed):
         return [("emission", known + position * states, real), ("transition", pairs, real[:, :, :-1] & real[:, :, 1:])]
 
     @override
-    def examine(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> OracleResult:
+    def _examine(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> OracleResult:
         # Summed as in `relative_scores`, so that decoded and cached labelings tie alike.
         scores, tensors = self._scores(self._stack(labeling, target), potentials), potentials.tensors
         score = scores[:, 0] - scores[:, 1]
@@ -203,7 +203,7 @@ class Chain(Labelled, Indexed):
         places = {"emission": real.unsqueeze(2)}
         return places if self.shared else {**places, "transition": real[:, 1:, None, None]}
 
-    def extends(self, other: Structure) -> bool:
+    def _extends(self, other: Structure) -> bool:
         """Whether ``other`` is this chain restricted to its first states."""
         if not isinstance(other, Chain):
             return False

@@ -132,7 +132,7 @@ class Decisions(Structure):
         return self._factor * _decision(labeling).to(torch.float64)
 
     @override
-    def difference(self, labeling: Tensor | Decision, target: Decision, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Tensor | Decision, target: Decision, potentials: Potentials) -> Parts:
         ((name, tensor),) = potentials.tensors.items()
         # Subtracted in float64: the difference of close decisions keeps its digits.
         return {name: (self.parts(labeling) - self.parts(target)).to(tensor.dtype)}
@@ -174,7 +174,7 @@ class Decisions(Structure):
         return None if fixed is None else dict.fromkeys(potentials.tensors, fixed)
 
     @override
-    def largest_gain(self, potentials: Potentials, target: Decision) -> Tensor:
+    def _largest_gain(self, potentials: Potentials, target: Decision) -> Tensor:
         # From the predicted costs alone; an oracle short of time may return the target.
         costs = potentials.single.detach().to(torch.float64)
         decoding = self._solve(costs, potentials, target)

@@ -196,7 +196,8 @@ class GraphCut(LabelledGraphs):
 
     @override
     def relative_scores(self, labelings: Segmentation, target: GraphTarget, potentials: Potentials) -> Tensor:
-        parts = _parts(*with_target(labelings, target, 2), dtype=torch.float64)
+        labels, cut = with_target(labelings, target, 2)
+        parts = _parts(labels, cut, torch.float64)
         tensors = potentials.tensors.items()
         total = sum((parts[name] @ tensor.to(torch.float64).unsqueeze(2)).squeeze(2) for name, tensor in tensors)
         assert isinstance(total, Tensor)
@@ -235,7 +236,7 @@ class GraphCut(LabelledGraphs):
         return Segmentation(labels, cut_edges(labels, edges))
 
     @override
-    def settings(self) -> str:
+    def _settings(self) -> str:
         return f"GraphCut(balanced={self.balanced}, normalize={self.normalize})"
 
     def __repr__(self) -> str:

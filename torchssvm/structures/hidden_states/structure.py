@@ -221,8 +221,8 @@ class HiddenStates(Around):
         return (~allowed).to(torch.float64)
 
     @override
-    def settings(self) -> str:
-        return f"HiddenStates({self.structure.settings()}, shows={self.shows.tolist()})"
+    def _settings(self) -> str:
+        return f"HiddenStates({self.structure._settings()}, shows={self.shows.tolist()})"
 
     def __repr__(self) -> str:
         return f"HiddenStates({self.structure!r}, shows={self.shows.tolist()})"

@@ -104,7 +104,7 @@ class Matching(Structure):
 
     _quick_to_decode = True
 
-    settings = Structure.__repr__  # no attribute counts or caches
+    _settings = Structure.__repr__  # no attribute counts or caches
 
     def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
         check_flags(normalize=normalize)

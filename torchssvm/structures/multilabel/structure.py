@@ -203,12 +203,12 @@ class Multilabel(Structure):
         return self._sum(labeling.unsqueeze(1), mass)
 
     @override
-    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
         mass = torch.tensor([[1.0, -1.0]], dtype=potentials.dtype, device=potentials.device)
         return self._sum(torch.stack([labeling, target], 1), mass.expand(len(labeling), -1))
 
     @override
-    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
+    def _examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         # Scores of labels that are off do not enter the score, but must be finite too.
         for tensor in (
@@ -302,13 +302,13 @@ class Multilabel(Structure):
         return parts
 
     @override
-    def settings(self) -> str:
+    def _settings(self) -> str:
         weights = None if self.weights is None else digest(self.weights)
         pairs = "" if self.pairs is None else f", pairs={digest(self.pairs)}"
         return f"{self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}{pairs}"
 
     def __repr__(self) -> str:
-        return f"Multilabel({self.settings()}, decoder={self.decoder})"
+        return f"Multilabel({self._settings()}, decoder={self.decoder})"
 
 
 def _places(pairs: Tensor, num_labels: int, pairwise: bool) -> Tensor:

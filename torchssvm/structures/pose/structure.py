@@ -148,7 +148,7 @@ class Pose(Summed):
         return self._add(like, self._stack(labeling), torch.ones(len(labeling), 1, device=labeling.device))
 
     @override
-    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
+    def _examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         for tensor in potentials.tensors.values():
             total = tensor.detach().flatten(1).sum(1)

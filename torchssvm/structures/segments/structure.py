@@ -96,7 +96,7 @@ class Segments(Labelled, Indexed):
         self._least = torch.tensor(self.min_duration)
 
     @override
-    def extends(self, other: Structure) -> bool:
+    def _extends(self, other: Structure) -> bool:
         if type(self) is not Segments or type(other) is not Segments or other.max_duration > self.max_duration:
             return self.same_as(other)
         less = copy.copy(self)

@@ -85,7 +85,7 @@ class Forest(Labelled):
 
     _not_plain = "trees that differ from example to example are decoded by loops over single nodes"
 
-    settings = Structure.__repr__  # no attribute counts or caches
+    _settings = Structure.__repr__  # no attribute counts or caches
 
     unit = single = "node"
 
