@@ -113,25 +113,10 @@ class Decoding(NamedTuple):
     relaxed: bool = False
 
 
-# Names of 0.1 and of early versions of 0.2 that a subclass must not replace: they have an underscore now.
-_PRIVATE = frozenset(
-    [
-        "add_difference",
-        "choose_target",
-        "difference",
-        "examine",
-        "extends",
-        "largest_gain",
-        "mean_loss",
-        "not_plain",
-        "pairwise_if_few",
-        "quick_to_decode",
-        "settings",
-        "state_parts",
-        "target_is_labeling",
-        "target_marginals",
-    ]
-)
+_PRIVATE = {  # names of earlier versions, which have an underscore now
+    *("add_difference", "choose_target", "difference", "examine", "extends", "largest_gain", "mean_loss", "not_plain"),
+    *("pairwise_if_few", "quick_to_decode", "settings", "state_parts", "target_is_labeling", "target_marginals"),
+}
 
 
 def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:

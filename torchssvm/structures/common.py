@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_length_form, check_tensor, read_numbers, row_name
-from torchssvm.core.operators import apart
+from torchssvm.core.operators import apart, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.sparse_features import respond
 from torchssvm.core.structure import Structure
 
 Kind = TypeVar("Kind", bound=Structure)
@@ -204,6 +205,13 @@ def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | No
     return lengths
 
 
+def read_span(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """The lengths, on the CPU in memory of their own, the smallest and the largest; errors as :func:`check_range`."""
+    if lengths is None:
+        return upload(torch.full((batch,), longest), device), (longest, longest)
+    return (lengths := apart(lengths)), check_range(lengths, batch, longest)
+
+
 def check_range(lengths: Any, batch: int, longest: int) -> tuple[int, int]:
     """The smallest and the largest length; ValueError unless they are int64 ``[B]``, 1 to N."""
     if (numbers := read_numbers(check_length_form(lengths, batch))) is None:
@@ -323,6 +331,22 @@ class LinearHead(Head):
     """
 
     _version = 2
+
+    def _with_pairs(self, x: Tensor, name: str, pairs: str) -> dict[str, Any]:
+        """Options of :class:`~torchssvm.Potentials` ``name`` ``W x + bias`` and ``pairs``, which are weights."""
+        features, table, bias = x.detach(), getattr(self, pairs), self.bias
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            v = parts[name]
+            gradients = [v.transpose(1, 2) @ features, padded(parts[pairs], table)]
+            return gradients if bias is None else [*gradients, v.sum(1)]
+
+        def gram_product(parts: Parts) -> Parts:
+            v = parts[name]
+            change = respond(features, v)
+            return {name: change if bias is None else change + v.sum(1, keepdim=True), pairs: parts[pairs]}
+
+        return {"adjoint": adjoint, "gram_product": gram_product}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
         version = local_metadata.get("version", self._version)  # a plain dict, made by hand, has none

@@ -14,7 +14,7 @@ from torchssvm.core.arguments import check_length_form
 from torchssvm.core.launch import as_array, compiles, launch, once, plan
 from torchssvm.core.operators import define
 from torchssvm.core.triton_support import triton_available
-from torchssvm.structures.common import check_operands, check_range
+from torchssvm.structures.common import check_operands, check_range, mask_of
 from torchssvm.structures.maxplus import backtrack, maxplus_rows, send_forward
 
 _NONE = np.empty(0, np.int64)
@@ -98,12 +98,10 @@ def _check(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> None
 def viterbi_torch(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """:func:`viterbi` in torch operations, for any device."""
     labels, value = _fake(emission, transition, lengths)
-    batch, longest, _ = emission.shape
+    batch = len(emission)
     if not batch:
         return labels, value
-    real = torch.ones(batch, longest, dtype=torch.bool, device=emission.device)
-    if lengths is not None:
-        real = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
+    real = mask_of(lengths, emission)
     every = transition.expand(batch, *transition.shape) if transition.ndim == 2 else transition
     best = viterbi_by_level(emission, every, torch.zeros_like(emission, dtype=torch.int64), real)
     level = torch.zeros(batch, dtype=torch.int64, device=emission.device)

@@ -104,8 +104,6 @@ class Matching(Structure):
 
     _quick_to_decode = True
 
-    _settings = Structure.__repr__  # no attribute counts or caches
-
     def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
         check_flags(normalize=normalize)
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)

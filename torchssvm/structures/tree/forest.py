@@ -11,7 +11,7 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_costs, check_int64, check_whole
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
-from torchssvm.core.structure import Decoding, Structure
+from torchssvm.core.structure import Decoding
 from torchssvm.structures.common import Head, check_fields, check_labels, check_shape, fitting, mask_of, weight
 from torchssvm.structures.labelled import Labelled
 from torchssvm.structures.max_marginals import tree_margins
@@ -84,8 +84,6 @@ class Forest(Labelled):
     """
 
     _not_plain = "trees that differ from example to example are decoded by loops over single nodes"
-
-    _settings = Structure.__repr__  # no attribute counts or caches
 
     unit = single = "node"
 
