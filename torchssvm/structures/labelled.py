@@ -98,23 +98,12 @@ class Summed(Structure):
     """Number of leading tensors of a labeling, or target, that determine its parts."""
 
     @abstractmethod
-    def _shapes(self, labeling: Any) -> dict[str, tuple[int, ...]]:
-        """The shapes of the parts of a labeling, without the batch."""
-
-    @abstractmethod
     def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
         """The scores of labelings ``[B, C, ...]``: ``[B, C]`` float64."""
 
     @abstractmethod
     def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
         """Add the parts of labelings ``[B, C, ...]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
-
-    @override
-    def parts(self, labeling: Any) -> dict[str, Tensor]:
-        labels = leading(labeling)[0]
-        device, batch = labels.device, len(labels)
-        like = {name: torch.zeros(batch, *shape, device=device) for name, shape in self._shapes(labeling).items()}
-        return self._add(like, self._stack(labeling), torch.ones(batch, 1, device=device))
 
     @override
     def _difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:
@@ -149,6 +138,17 @@ class Indexed(Summed):
     @abstractmethod
     def _places(self, *labelings: Tensor) -> Places:
         """Places of the parts of labelings ``[B, C, ...]``."""
+
+    @abstractmethod
+    def _shapes(self, labeling: Any) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parts of a labeling, without the batch."""
+
+    @override
+    def parts(self, labeling: Any) -> dict[str, Tensor]:
+        labels = leading(labeling)[0]
+        device, batch = labels.device, len(labels)
+        like = {name: torch.zeros(batch, *shape, device=device) for name, shape in self._shapes(labeling).items()}
+        return self._add(like, self._stack(labeling), torch.ones(batch, 1, device=device))
 
     @override
     def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:

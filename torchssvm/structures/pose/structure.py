@@ -118,10 +118,6 @@ class Pose(Summed):
         grid = (self.height, self.width)
         return {"unary": (self.num_nodes, *grid), "types": (*arcs, *grid), "deformation": (*arcs, 4)}
 
-    @override
-    def _shapes(self, labeling: Tensor) -> dict[str, tuple[int, ...]]:
-        return self.shapes
-
     def _checked(self, potentials: Potentials) -> list[Tensor]:
         return check_potentials(potentials, {name: ("B", *shape) for name, shape in self.shapes.items()})
 
