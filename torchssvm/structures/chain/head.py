@@ -324,10 +324,8 @@ class SparseLinearChain(LinearChain):
         return weight
 
     @override
-    def compiled_form(self) -> Any:
-        from torchssvm.structures.chain.kind import ChainAdapter
-
-        return ChainAdapter(self) if type(self.structure) is Chain else None
+    def compiled_form(self) -> Any:  # beside forward, as find_adapter asks
+        return super().compiled_form()
 
     def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]
         """Features -> potentials ``[B, N, K]`` and ``[B, K, K]``; runs in the weights' dtype, autocast off.

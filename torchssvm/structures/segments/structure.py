@@ -23,8 +23,8 @@ from torchssvm.core.arguments import (
 )
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
-from torchssvm.core.potentials import Potentials, check_scores_finite
-from torchssvm.core.structure import Decoding, Structure, as_decoding, digest
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Decoding, Structure, as_decoding, digest, gated
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.labelled import Indexed, Labelled, Places
@@ -156,6 +156,7 @@ class Segments(Labelled, Indexed):
         codes = self.argmax(potentials).labeling
         return segment_margins(emission, segment, self._least, (codes >= 0).sum(1), codes)
 
+    @gated
     def nbest(self, potentials: Potentials, n: int) -> NBest:
         """The n best segmentations of every example, the best one first; equals in no certain order.
 
@@ -169,7 +170,6 @@ class Segments(Labelled, Indexed):
             TypeError: ``n`` is not a number.
         """
         n = check_whole(n, "n")
-        check_scores_finite(potentials, self.places, self.signed)
         emission, segment = self._scores_of(potentials)
         lengths = mask_of(potentials.lengths, emission).sum(1).cpu()
         best = best_segmentations(emission, segment, self._least, lengths, n)
