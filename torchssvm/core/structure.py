@@ -269,12 +269,7 @@ class Structure(ABC):
         A :class:`Decoding`'s value and bound include the loss. The default decodes ``potentials + loss_potentials``.
         """
         delta, constant = loss_by_name(self, target, potentials)
-        decoding = as_decoding(self.argmax(augmented(potentials, delta)))
-        constant = constant.to(torch.float64)
-        return decoding._replace(
-            value=None if decoding.value is None else decoding.value + constant,
-            bound=None if decoding.bound is None else decoding.bound + constant,
-        )
+        return shifted(as_decoding(self.argmax(augmented(potentials, delta))), constant.to(torch.float64))
 
     def _mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """The mean loss of dual blocks, computed from the blocks; the dual's stored losses are compared with it.
@@ -604,6 +599,12 @@ def digest(values: Tensor) -> str:
 def as_decoding(output: Decoding | Labeling) -> Decoding:
     """Wrap a bare labeling as an exact decoding."""
     return output if isinstance(output, Decoding) else Decoding(output)
+
+
+def shifted(decoding: Decoding, amount: Tensor) -> Decoding:
+    """The decoding with ``amount`` ``[B]`` added to its value and its bound."""
+    value, bound = (None if each is None else each + amount for each in (decoding.value, decoding.bound))
+    return decoding._replace(value=value, bound=bound)
 
 
 def per_example(value: Tensor, potentials: Potentials, argument: str) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64
-from torchssvm.core.batch import tree_map
+from torchssvm.core.batch import tree_map, tree_replace
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
@@ -269,11 +269,11 @@ def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
 
 
 def at_least(decoding: Decoding, target: Any, true_score: Tensor) -> Decoding:
-    """``decoding``, with the target where its score ``[B]`` is higher; labelings and target begin with two tensors."""
+    """``decoding``, with the target, which begins as a labeling, where its score ``[B]`` is higher."""
     assert decoding.value is not None
-    worse = (decoding.value < true_score).unsqueeze(1)
-    pairs = zip(decoding.labeling, target[:2], strict=True)
-    labeling = type(decoding.labeling)(*(torch.where(worse, true, labels) for labels, true in pairs))
+    worse, labels = (decoding.value < true_score).unsqueeze(1), leading(decoding.labeling, 2)
+    pairs = zip(labels, leading(target, len(labels)), strict=True)
+    labeling = tree_replace(decoding.labeling, [torch.where(worse, true, labels) for labels, true in pairs])
     return decoding._replace(labeling=labeling, value=torch.maximum(decoding.value, true_score))
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_readable, check_several
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, reject_rows
+from torchssvm.core.structure import Decoding, Structure, reject_rows, shifted
 from torchssvm.structures.common import check_no_lengths, check_potentials, check_shape
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
 
@@ -118,10 +118,7 @@ class Decisions(Structure):
     def augmented_argmax(self, potentials: Potentials, target: Decision) -> Decoding:
         """The oracle's decision under ``c_hat - c / 2``; the target where it is better."""
         delta, constant = self.loss_potentials(target)
-        decoding = self._solve(potentials.single.detach().to(torch.float64) + delta, potentials, target)
-        value, bound = decoding.value, decoding.bound
-        assert value is not None
-        return decoding._replace(value=value + constant, bound=None if bound is None else bound + constant)
+        return shifted(self._solve(potentials.single.detach().to(torch.float64) + delta, potentials, target), constant)
 
     def signed(self, name: str) -> bool:
         """Costs that are minimised count with a minus."""

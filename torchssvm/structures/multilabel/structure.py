@@ -15,9 +15,9 @@ from torchssvm.core.arguments import check_costs, check_flags, check_int64, chec
 from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import constant
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, OracleResult, digest
+from torchssvm.core.structure import Decoding, OracleResult, digest, shifted
 from torchssvm.structures.common import check_potentials, reject_entries
-from torchssvm.structures.labelled import Summed
+from torchssvm.structures.labelled import Summed, at_least
 from torchssvm.structures.multilabel import oracle as kernels
 from torchssvm.structures.multilabel.oracle import best_label_sets, shared, symmetric
 
@@ -188,15 +188,10 @@ class Multilabel(Summed):
         """The decoder's labels with the loss added to ``unary``; the target if approximate labels are worse."""
         delta, constant = self.loss_potentials(target)
         unary = potentials["unary"].detach().to(torch.float64)
-        labels, value, bound, exact, _ = self._decode(potentials, unary + delta["unary"])
-        assert value is not None
-        value = value + constant
-        if bound is not None:
-            bound = bound + constant
-            score = self._scores(self._stack(target), potentials).squeeze(1)  # the target has no loss
-            labels = torch.where((value < score).unsqueeze(1), target, labels)
-            value = torch.maximum(value, score)
-        return Decoding(labels, value, bound, exact)
+        decoding = shifted(self._decode(potentials, unary + delta["unary"]), constant)
+        if decoding.exact:
+            return decoding
+        return at_least(decoding, target, self._scores(self._stack(target), potentials).squeeze(1))  # without a loss
 
     def parts(self, labeling: Tensor) -> dict[str, Tensor]:
         """``y_k``, ``[B, K]``, and ``y_i y_j`` of the pairs, ``[B, P]``."""

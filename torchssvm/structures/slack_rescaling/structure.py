@@ -14,7 +14,7 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_type, check_whole
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
-from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, reject_rows
+from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, reject_rows, shifted
 from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import Around, mask_of
@@ -243,10 +243,7 @@ class SlackRescaling(Around):
         """
         decoding = self.oracle(self.structure, potentials, target)
         score = inner(conform(self.structure.parts(target), potentials, "parts(target)"), potentials.tensors)
-        return decoding._replace(
-            value=None if decoding.value is None else decoding.value + score,
-            bound=None if decoding.bound is None else decoding.bound + score,
-        )
+        return shifted(decoding, score)
 
     def _difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``loss(labeling) (parts(labeling) - parts(target))``, the terms of the dual."""
