@@ -173,7 +173,7 @@ class Tree(Labelled, Indexed):
         parent = upload(self.parent[:longest], labels.device)
         real = labels >= 0
         known = labels.clamp(min=0)
-        both = real & (parent >= 0)
+        both = real & (parent >= 0) & real[:, :, parent.clamp(min=0)]
         pairs = (known[:, :, parent.clamp(min=0)] * states + known).masked_fill(~both, 0)
         nodes = torch.arange(longest, device=labels.device)
         pairs = pairs if self.shared else pairs + nodes * states**2
