@@ -87,7 +87,7 @@ def launches(
 
 def scores(tables: dict[str, torch.Tensor], results: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Scores and losses of labels; the tables hold whole numbers, whose sums are exact."""
-    result = Chain(tables["emission"].shape[2], normalize=False).examine(results, labels, Potentials(tables))
+    result = Chain(tables["emission"].shape[2], normalize=False)._examine(results, labels, Potentials(tables))
     return result.score, result.loss
 
 

@@ -117,7 +117,7 @@ def test_at_once_it_decodes_as_the_structure(kind: str, whole: bool) -> None:
             batch = (SparseFeatures(batch[0].columns), *batch[1:])
         if whole and kind == "label sets":  # several sets may be best: the same score is asked for
             mine, labels = decoder(*batch), head.structure.argmax(head(*batch))
-            score = head.structure._scores(head(*batch), mine.unsqueeze(1)).squeeze(1)
+            score = head.structure._scores([mine.unsqueeze(1)], head(*batch)).squeeze(1)
             assert labels.exact
             torch.testing.assert_close(score, labels.value)
         else:
@@ -203,7 +203,7 @@ def test_label_sets_whose_pairs_repel_are_local_optima() -> None:
     flips = [result] + [
         result ^ ((torch.arange(6) == i) | (torch.arange(6) == j)).long() for i in range(6) for j in range(i + 1)
     ]
-    scores = head.structure._scores(potentials, torch.stack(flips, 1))
+    scores = head.structure._scores([torch.stack(flips, 1)], potentials)
     assert torch.all(scores[:, 0] >= scores.amax(1) - 1e-9)
 
 

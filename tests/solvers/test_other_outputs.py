@@ -201,7 +201,7 @@ def test_a_structure_that_was_changed_is_refused_by_exact_passes():
     ids=lambda case: type(case).__name__ if isinstance(case, Structure) else "",
 )
 def test_settings_say_what_decides_the_outputs_and_their_losses(structure, name, value):
-    before = structure.settings()
-    assert before == copy.deepcopy(structure).settings()
+    before = structure._settings()
+    assert before == copy.deepcopy(structure)._settings()
     setattr(structure, name, value)
-    assert structure.settings() != before
+    assert structure._settings() != before

@@ -73,8 +73,8 @@ def test_a_long_chain():
 
 
 class Rounded(PairwiseGraph):
-    def examine(self, labeling, target, potentials):
-        result = super().examine(labeling, target, potentials)
+    def _examine(self, labeling, target, potentials):
+        result = super()._examine(labeling, target, potentials)
         result.score = torch.full_like(result.score, -1e-17)
         result.loss = torch.zeros_like(result.loss)
         return result

@@ -19,7 +19,7 @@ def test_the_default_dtype_changes_no_bit(kind):
             target = structure.check_target(target, potentials)
             corner = find_corner(structure, potentials, target)
             numbers = [corner.hinge, corner.loss, corner.score, corner.bound]
-            numbers += structure.difference(corner.labeling, target, potentials).values()
+            numbers += structure._difference(corner.labeling, target, potentials).values()
             try:
                 delta, constant = structure.loss_potentials(target)
                 numbers += [constant, *(delta.values() if isinstance(delta, dict) else [delta])]

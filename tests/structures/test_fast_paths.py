@@ -118,7 +118,7 @@ def test_chains_label_by_label(dtype, shared, kind, plain):
         checked = structure.check_target(target, potentials)
         corner = find_corner(structure, potentials, checked)
         start = {name: torch.full_like(t, 0.5).detach().contiguous() for name, t in potentials.tensors.items()}
-        added = structure.add_difference(start, corner.labeling, checked, potentials.detach())
+        added = structure._add_difference(start, corner.labeling, checked, potentials.detach())
         return corner, added
 
     (ours, added), (theirs, others) = run(), plain(run)
@@ -129,7 +129,7 @@ def test_chains_label_by_label(dtype, shared, kind, plain):
         assert torch.equal(tensor, theirs.parts[name])
         assert torch.equal(added[name], tensor + 0.5)
         assert torch.equal(added[name], others[name])
-    default = Structure.examine(
+    default = Structure._examine(
         structure, ours.labeling, structure.check_target(target, potentials), potentials.detach()
     )
     close(ours.score, default.score, dtype)

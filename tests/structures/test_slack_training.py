@@ -124,7 +124,7 @@ def test_the_largest_gain_is_that_of_all_outputs(seed, kind):
     target = structure.check_target(problem.everything()[0].y, potentials)
     every = torch.stack(list(structure.enumerate(potentials)), 1)
     best = structure.relative_scores(every, target, potentials).amax(1).clamp(min=0)
-    gain = structure.largest_gain(potentials, target)
+    gain = structure._largest_gain(potentials, target)
     assert bool((gain >= best - 1e-9).all())
     assert bool((gain <= best + 1e-3).all())  # a loss of at most 4, divided by 10 000
 

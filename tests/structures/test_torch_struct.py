@@ -261,7 +261,8 @@ def structure_of(name):
     return TorchStruct(getattr(torch_struct, name))
 
 
-HALVES = TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=0.5)
+WAY = {"padded_axes": (1,), "length_offset": 0}
+HALVES = TorchStruct(Subset, **WAY, limit=0.5)
 
 
 def with_target(make):
@@ -304,6 +305,11 @@ def with_entry(place, value):
                 (ValueError, "loss_potentials", [CHAIN], {"loss_potentials": token_hamming, "normalize": True}),
                 (ValueError, "padded_axes", [CHAIN], {"padded_axes": (1,), "length_offset": -1}),
                 (ValueError, "padded_axes", [Subset], {}),
+                *(
+                    (TypeError, "distribution", [getattr(torch_struct, name)], WAY)
+                    for name in ("AlignmentCRF", "HMM", "NonProjectiveDependencyCRF", "SentCFG", "StructDistribution")
+                ),
+                (TypeError, "multi_root", [torch_struct.DependencyCRF], {"multi_root": False}),
             )
         ),
     ],
@@ -327,7 +333,7 @@ def test_targets_that_are_no_outputs_are_refused_where_asked():
 
 
 def test_another_class_is_taken_with_its_convention():
-    structure = TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=2)
+    structure = TorchStruct(Subset, **WAY, limit=2)
     potentials = Potentials(torch.ones(2, 5), torch.tensor([1, 3]))
     labels = decode(structure, potentials)
     assert labels.tolist() == [[2, 0, 0, 0, 0], [2, 2, 2, 0, 0]]

@@ -34,7 +34,7 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         potentials = potentials.examining()  # outputs of NaN have scores of NaN
     with naming(potentials.index), full_precision(potentials.device):
         decoding = as_decoding(structure.augmented_argmax(potentials, target))
-        corner = structure.examine(decoding.labeling, target, potentials)
+        corner = structure._examine(decoding.labeling, target, potentials)
         corner.loss = per_example(corner.loss, potentials, "loss(labeling, target)")
         bound = None
         if decoding.bound is not None:
@@ -57,7 +57,7 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
             corner.upper = torch.maximum(bound, corner.hinge)
             corner.read = hinge, torch.maximum(most[0], hinge)
     corner.exact, corner.relaxed = decoding.exact and not decoding.relaxed, decoding.relaxed
-    corner.make = partial(structure.difference, decoding.labeling, target, potentials)
+    corner.make = partial(structure._difference, decoding.labeling, target, potentials)
     return corner
 
 

@@ -113,6 +113,12 @@ class Decoding(NamedTuple):
     relaxed: bool = False
 
 
+_PRIVATE = {  # names of earlier versions, which have an underscore now
+    *("add_difference", "choose_target", "difference", "examine", "extends", "largest_gain", "mean_loss", "not_plain"),
+    *("pairwise_if_few", "quick_to_decode", "settings", "state_parts", "target_is_labeling", "target_marginals"),
+}
+
+
 def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
     """Make an oracle take any output of a head, and check the scores once; ValueError if one is NaN or +inf."""
 
@@ -159,9 +165,20 @@ def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
 class Structure(ABC):
     """A kind of output: its parts, its loss, and its decoder.
 
-    A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``; the other methods have defaults. Score
-    and loss are linear in the parts: ``score(y) = <parts(y), potentials>``,
-    ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
+    A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``. Score and loss are linear in the parts:
+    ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``. All else has defaults,
+    which a subclass may replace:
+
+    * ``check_target`` where targets have another form than labelings, or not all are outputs;
+    * ``enumerate`` for tests of small problems;
+    * ``augmented_argmax`` where the loss is not linear in the parts, or oracles are approximate;
+    * ``padding``, ``places`` and ``resize`` where outputs of a batch differ in size;
+    * ``signed`` where parts may be negative, and ``known_scores`` where a part of the scores is not learned;
+    * ``marginals`` for ``SoftmaxMargin``;
+    * ``task_loss``, ``by_position`` and ``unit`` for evaluation and messages;
+    * ``relative_scores`` and ``mean_difference`` where a storage of labelings should be faster.
+
+    ``decode``, ``max_marginals``, ``plain_decoder`` and ``same_as`` are called, and seldom replaced.
 
     ``decode`` takes any output of a head: :class:`Potentials`, a tensor, or tensors by name. It refuses scores that are
     NaN or +inf, as training and certificates do; -inf forbids a part. Oracles of a subclass get :class:`Potentials`.
@@ -206,6 +223,8 @@ class Structure(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not is_ours(cls):  # a user's methods stay as they are: decode, training and certificates check
+            for name in sorted(_PRIVATE & vars(cls).keys()):
+                raise TypeError(f"{cls.__name__}.{name} would be ignored: its name is _{name} now, so rename it")
             return
         for name in ("argmax", "augmented_argmax", "marginals", "max_marginals"):
             if name in vars(cls):
@@ -250,14 +269,9 @@ class Structure(ABC):
         A :class:`Decoding`'s value and bound include the loss. The default decodes ``potentials + loss_potentials``.
         """
         delta, constant = loss_by_name(self, target, potentials)
-        decoding = as_decoding(self.argmax(augmented(potentials, delta)))
-        constant = constant.to(torch.float64)
-        return decoding._replace(
-            value=None if decoding.value is None else decoding.value + constant,
-            bound=None if decoding.bound is None else decoding.bound + constant,
-        )
+        return shifted(as_decoding(self.argmax(augmented(potentials, delta))), constant.to(torch.float64))
 
-    def mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+    def _mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """The mean loss of dual blocks, computed from the blocks; the dual's stored losses are compared with it.
 
         Losses are linear in the parts and zero at the target, so that ``psi = p(y_i) - mu_i`` has the mean loss
@@ -337,11 +351,11 @@ class Structure(ABC):
         """Whether ``other`` has the same class and the same ``repr``."""
         return type(self) is type(other) and repr(self) == repr(other)
 
-    def extends(self, other: Structure) -> bool:
+    def _extends(self, other: Structure) -> bool:
         """Whether every output of ``other`` is an output of this structure, with the same labels and losses."""
         return self.same_as(other)
 
-    def settings(self) -> str:
+    def _settings(self) -> str:
         """The settings that dual blocks depend on; exact passes refuse a structure in which they have changed.
 
         The default is the ``repr`` of a structure of this package, and the class name of any other, whose attributes
@@ -407,12 +421,12 @@ class Structure(ABC):
         """
         return margins_by_decoding(self, lambda given: as_decoding(self.argmax(given)), potentials)
 
-    def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``parts(labeling) - parts(target)``, in the shapes and the dtype of ``potentials``."""
         parts = conform(self.parts(labeling), potentials, "parts(labeling)")
         return subtract(parts, conform(self.parts(target), potentials, "parts(target)"))
 
-    def examine(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> OracleResult:
+    def _examine(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> OracleResult:
         """Score, relative to the target's, and loss of one labeling of every example.
 
         The default makes the parts of the labeling. An override must return a score that is NaN or infinite if the
@@ -421,16 +435,16 @@ class Structure(ABC):
         Args:
             labeling: As ``argmax`` returns it.
         """
-        parts = self.difference(labeling, target, potentials)
+        parts = self._difference(labeling, target, potentials)
         return OracleResult(labeling, inner(parts, potentials.tensors), self.loss(labeling, target), parts)
 
-    def add_difference(self, parts: Parts, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+    def _add_difference(self, parts: Parts, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``parts + difference(labeling, target)``; it may write into ``parts``.
 
         Raises:
             ValueError: The difference is not zero in the padding.
         """
-        difference = self.difference(labeling, target, potentials)
+        difference = self._difference(labeling, target, potentials)
         check_padding(difference, potentials)
         return {name: tensor + difference[name] for name, tensor in parts.items()}
 
@@ -444,7 +458,7 @@ class Structure(ABC):
             ``[B, C]`` float64.
         """
         columns = [
-            inner(self.difference(labeling, target, potentials), potentials.tensors)
+            inner(self._difference(labeling, target, potentials), potentials.tensors)
             for labeling in each_labeling(labelings)
         ]
         return torch.stack(columns, 1)
@@ -458,11 +472,11 @@ class Structure(ABC):
         """
         total = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
         for column, labeling in enumerate(each_labeling(labelings)):
-            part = scale(self.difference(labeling, target, potentials), mass[:, column])
+            part = scale(self._difference(labeling, target, potentials), mass[:, column])
             total = {name: tensor + part[name] for name, tensor in total.items()}
         return total
 
-    def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
+    def _largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
         """``max_y <difference(y), theta_i>``, or an upper bound of it: ``[B]`` float64, at least 0.
 
         The hinge without the loss; it determines the start of a regularisation path.
@@ -471,17 +485,19 @@ class Structure(ABC):
         if decoding.bound is not None:
             score = inner(conform(self.parts(target), potentials, "parts(target)"), potentials.tensors)
             return (decoding.bound.to(torch.float64) - score).clamp(min=0.0)
-        return inner(self.difference(decoding.labeling, target, potentials), potentials.tensors).clamp(min=0.0)
+        return inner(self._difference(decoding.labeling, target, potentials), potentials.tensors).clamp(min=0.0)
 
     def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
         """Stored labelings ``[B, C, ...]`` with the padding of this batch's ``target``.
 
-        The default crops every tensor to the shape of the target's, or fills it up with ``padding``.
+        The default crops every tensor to the shape of the target's, or fills it up with ``padding``. A target may have
+        more tensors, behind those of a labeling.
 
         Raises:
-            ValueError: The target has another number of tensors or axes than the labelings.
+            ValueError: The target has fewer tensors than the labelings, or another number of axes.
         """
-        stored, like = tree_tensors(labelings), tree_tensors(target)
+        stored = tree_tensors(labelings)
+        like = tree_tensors(target)[: len(stored)]
         if [s.ndim for s in stored] != [t.ndim + 1 for t in like]:
             raise ValueError(f"{type(self).__name__} has targets unlike its labelings: define resize()")
         return tree_replace(labelings, [fit(s, t.shape[1:], self.padding) for s, t in zip(stored, like, strict=True)])
@@ -583,6 +599,12 @@ def digest(values: Tensor) -> str:
 def as_decoding(output: Decoding | Labeling) -> Decoding:
     """Wrap a bare labeling as an exact decoding."""
     return output if isinstance(output, Decoding) else Decoding(output)
+
+
+def shifted(decoding: Decoding, amount: Tensor) -> Decoding:
+    """The decoding with ``amount`` ``[B]`` added to its value and its bound."""
+    value, bound = (None if each is None else each + amount for each in (decoding.value, decoding.bound))
+    return decoding._replace(value=value, bound=bound)
 
 
 def per_example(value: Tensor, potentials: Potentials, argument: str) -> Tensor:

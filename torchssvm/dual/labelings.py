@@ -271,7 +271,7 @@ class StoredLabelings(Stored):
 
     @override
     def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        return self._structure.mean_loss(self.psi, self.target, potentials)
+        return self._structure._mean_loss(self.psi, self.target, potentials)
 
     def _relative(self, potentials: Potentials) -> Tensor:
         """Scores of the cached labelings relative to the target, ``[B, C]``; 0 in empty slots."""

@@ -185,16 +185,16 @@ class StoredParts(Stored):
 
     @override
     def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        return self._storage.structure.mean_loss(self.psi, self._target, potentials)
+        return self._storage.structure._mean_loss(self.psi, self._target, potentials)
 
     def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, None]:
         """Corner and block, weighted by ``change``; if that is None, this may write into ``psi``."""
         structure, psi = self._storage.structure, self.psi
         if corner.made is None and change is None:
-            return structure.add_difference(psi, corner.labeling, self._target, self.potentials), None
+            return structure._add_difference(psi, corner.labeling, self._target, self.potentials), None
         parts = corner.made
         if parts is None:
-            parts = structure.difference(corner.labeling, self._target, self.potentials)
+            parts = structure._difference(corner.labeling, self._target, self.potentials)
         check_padding(parts, self.potentials)
         if change is not None:
             parts, psi = scale(parts, change[:, 1]), scale(psi, -change[:, 0])

@@ -178,7 +178,7 @@ class DualState(ByRank):
         self.num_examples = num_examples = int(num_examples)
         self._lam = float(lam)
         self.structure = structure
-        self.made_for = structure.settings()  # exact passes compare it
+        self.made_for = structure._settings()  # exact passes compare it
         self.storage = storage if storage is not None else MeanParts()
         self.ranks.check_same(
             num_examples=num_examples,

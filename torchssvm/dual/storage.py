@@ -48,7 +48,7 @@ class Stored(ABC):
         return mass, scores, losses, torch.ones_like(mass, dtype=torch.bool)
 
     def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        """``n l_i`` computed from the blocks, as in ``Structure.mean_loss``; None if they do not determine it."""
+        """``n l_i`` computed from the blocks, as in ``Structure._mean_loss``; None if they do not determine it."""
         return None
 
     def lookup(self, labeling: Labeling) -> Tensor:

@@ -186,7 +186,7 @@ class _StoredWeights(Stored):
     def combine(self, change: Tensor | None, corner: OracleResult) -> tuple[Parts, list[Tensor]]:
         storage, parts = self._storage, corner.made
         if parts is None:
-            parts = storage.structure.difference(corner.labeling, self._target, self._potentials)
+            parts = storage.structure._difference(corner.labeling, self._target, self._potentials)
         factor = torch.full_like(corner.score, storage.num_examples * storage.lam)
         if change is not None:
             parts, factor = scale(parts, change[:, 1]), factor * -change[:, 0]

@@ -163,7 +163,7 @@ class CertifiedEstimator(BaseEstimator):
         if run is None:
             return None
         structure, last = head.structure, run.head.structure
-        extends = structure.extends(last)
+        extends = structure._extends(last)
         if not extends:  # examples that are weighted now, or classes that others balance, have other losses
             balanced = getattr(self, "class_weight", None) == "balanced" and settings == run.settings
             if type(structure) is not type(last) or balanced:

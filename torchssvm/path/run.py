@@ -219,7 +219,7 @@ def start_at_largest_lam(
                 potentials = apply_head(head, batch)
                 index = check_batch(dual, batch.index, potentials)
                 target = dual.structure.check_target(batch.y, potentials)
-                thetas[index] = dual.structure.largest_gain(potentials, target)
+                thetas[index] = dual.structure._largest_gain(potentials, target)
                 products[index] = dual.storage.gather(index, potentials, target).inner(potentials)
 
     dual.ranks.run_on_all(decode)

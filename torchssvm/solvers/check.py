@@ -476,7 +476,7 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
         if target_score is None:
             return score(labeling)
         # Training maximises by `difference`, which a structure may redefine (slack rescaling).
-        gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
+        gain = inner(structure._difference(labeling, target, potentials), potentials.tensors)
         return target_score + gain + structure.loss(labeling, target)
 
     decoding = as_decoding(

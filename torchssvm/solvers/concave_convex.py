@@ -240,7 +240,7 @@ class LatentTrainer(Stateful):
                 rows[number] = _row(completed, row, batch, potentials)
             if self.data.rows:
                 before = self.structure.check_target(self.data.targets(batch), potentials)
-                gain = inner(self.structure.difference(completed, before, potentials), potentials.tensors)
+                gain = inner(self.structure._difference(completed, before, potentials), potentials.tensors)
                 size = sum(t.abs().flatten(1).sum(1, dtype=torch.float64) for t in potentials.tensors.values())
                 if bool((gain < -1e3 * torch.finfo(potentials.dtype).eps * size).any()):
                     raise RuntimeError(f"complete() of {self.structure} must return the best hidden part")
@@ -267,7 +267,7 @@ class LatentTrainer(Stateful):
             new, old = (
                 self.structure.check_target(self.data.targets(batch, rows), potentials) for rows in (self.next, before)
             )
-            storage.add(batch.index, potentials.detach(), self.structure.difference(new, old, potentials))
+            storage.add(batch.index, potentials.detach(), self.structure._difference(new, old, potentials))
         dual.targets.fill_(UNKNOWN)
         recompute_weights(self.head, dual, pass_over(self.data))
         square = dual.lam * squared_norm(dual.parameters)

@@ -47,7 +47,7 @@ def check_start(
             raise ValueError(
                 f"kept holds {int(places.min())} to {int(places.max())}: give places 0 to {old - 1}, or -1 if new"
             )
-    if not structure.extends(dual.structure):
+    if not structure._extends(dual.structure):
         raise ValueError(f"start={dual} has another structure than {structure}: train without start")
     trained = list(head.parameters())
     shapes, before = ([list(p.shape) for p in several] for several in (trained, dual.parameters))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_length_form, check_tensor, read_numbers, row_name
-from torchssvm.core.operators import apart
+from torchssvm.core.operators import apart, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.sparse_features import respond
 from torchssvm.core.structure import Structure
 
 Kind = TypeVar("Kind", bound=Structure)
@@ -183,18 +184,18 @@ def check_no_lengths(lengths: None) -> None:
         raise ValueError("lengths must be None, as these potentials have one size: make the Batch without lengths")
 
 
-def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
+def check_lengths(lengths: Tensor | None, like: Tensor) -> Tensor:
     """:func:`mask_of` lengths that :func:`check_range` has checked."""
     if lengths is not None:
-        check_range(lengths, batch, longest)
-    return mask_of(lengths, batch, longest, device)
+        check_range(lengths, *like.shape[:2])
+    return mask_of(lengths, like)
 
 
-def mask_of(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
-    """The mask of real positions, ``[B, N]`` bool."""
+def mask_of(lengths: Tensor | None, like: Tensor) -> Tensor:
+    """The mask of real positions of ``like`` ``[B, N, ...]``: ``[B, N]`` bool."""
     if lengths is None:
-        return torch.ones(batch, longest, dtype=torch.bool, device=device)
-    return torch.arange(longest, device=device) < lengths.unsqueeze(1)
+        return torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
+    return torch.arange(like.shape[1], device=like.device) < lengths.unsqueeze(1)
 
 
 def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | None:
@@ -202,6 +203,13 @@ def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | No
     if lengths is not None:
         check_range(lengths := apart(lengths), batch, longest)
     return lengths
+
+
+def read_span(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """The lengths, on the CPU in memory of their own, the smallest and the largest; errors as :func:`check_range`."""
+    if lengths is None:
+        return upload(torch.full((batch,), longest), device), (longest, longest)
+    return (lengths := apart(lengths)), check_range(lengths, batch, longest)
 
 
 def check_range(lengths: Any, batch: int, longest: int) -> tuple[int, int]:
@@ -323,6 +331,22 @@ class LinearHead(Head):
     """
 
     _version = 2
+
+    def _with_pairs(self, x: Tensor, name: str, pairs: str) -> dict[str, Any]:
+        """Options of :class:`~torchssvm.Potentials` ``name`` ``W x + bias`` and ``pairs``, which are weights."""
+        features, table, bias = x.detach(), getattr(self, pairs), self.bias
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            v = parts[name]
+            gradients = [v.transpose(1, 2) @ features, padded(parts[pairs], table)]
+            return gradients if bias is None else [*gradients, v.sum(1)]
+
+        def gram_product(parts: Parts) -> Parts:
+            v = parts[name]
+            change = respond(features, v)
+            return {name: change if bias is None else change + v.sum(1, keepdim=True), pairs: parts[pairs]}
+
+        return {"adjoint": adjoint, "gram_product": gram_product}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
         version = local_metadata.get("version", self._version)  # a plain dict, made by hand, has none

@@ -16,7 +16,7 @@ from torchssvm.core.batch import tree_map, tree_replace
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
+from torchssvm.core.structure import Decoding, Structure, reject_rows
 from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_shape, mask_of
 
@@ -35,86 +35,94 @@ class Labelled(Structure):
 
     num_states: int
 
+    normalize = False
+    """Whether costs are divided by an example's number of labels."""
+
+    class_weight: Tensor | None = None
+    """``[K]``, the cost of a wrong label by the true one; None is 1 for all."""
+
     @property
     def _states(self) -> int:
         return self.num_states
 
-    @abstractmethod
+    def _labels(self, output: Any) -> Tensor:
+        """The labels ``[B, N]`` of a labeling or target; -1 in the padding."""
+        return leading(output)[0]
+
     def costs(self, target: Any) -> Tensor:
         """The cost of a wrong label at each place: ``[B, N]`` float64, zero in the padding."""
+        labels = self._labels(target)
+        real = labels >= 0
+        costs = real.to(torch.float64)
+        if isinstance(target, WeightedLabels):
+            costs = costs * target.weights.to(torch.float64)
+        if self.class_weight is not None:
+            costs = costs * constant(self.class_weight, labels.device)[labels.clamp(min=0)]
+        return costs / real.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 
     @override
     def loss(self, labeling: Any, target: Any) -> Tensor:
-        (labels,), (true,) = leading(labeling), leading(target)
-        return (self.costs(target) * (labels != true)).sum(1)
+        return (self.costs(target) * (self._labels(labeling) != self._labels(target))).sum(1)
 
     def loss_potentials(self, target: Any) -> tuple[dict[str, Tensor], Tensor]:
         """The cost of each label, ``[B, N, K]``, 0 at the target; pairs cost nothing, and the constant is zero."""
-        (labels,) = leading(target)
         # To add a cost everywhere and subtract it at the target would leave rounding errors.
         delta = self.costs(target).unsqueeze(2).repeat(1, 1, self._states)
-        return {self.single: delta.scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+        labels = self._labels(target).clamp(min=0).unsqueeze(2)
+        return {self.single: delta.scatter_(2, labels, 0.0)}, delta.new_zeros(len(delta))
 
     def augmented_argmax(self, potentials: Potentials, target: Any) -> Decoding | Any:
         """Decodes with the costs added; scores of the target stay as they are, bit for bit."""
         if type(self).loss_potentials is not Labelled.loss_potentials:
             return super().augmented_argmax(potentials, target)
-        scores, (labels,) = potentials.tensors[self.single], leading(target)
-        labels = labels.clamp(min=0).unsqueeze(2)
+        scores, labels = potentials.tensors[self.single], self._labels(target).clamp(min=0).unsqueeze(2)
         added = scores + self.costs(target).to(scores.dtype).unsqueeze(2)
         added = added.scatter_(2, labels, scores.gather(2, labels))
         return self.argmax(potentials.replace({**potentials.tensors, self.single: added}))
 
-    def mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+    def _mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """Costs on a device are made on the CPU, which knows the target."""
         if type(self).loss_potentials is not Labelled.loss_potentials or not fits_triton(psi[self.single]):
-            return super().mean_loss(psi, target, potentials)
-        single, (labels,) = psi[self.single], leading(target)
+            return super()._mean_loss(psi, target, potentials)
         from torchssvm.structures.labelled_triton import mean_loss_triton
 
-        mean, sizes = mean_loss_triton(single, labels, upload(self.costs(tree_map(on_host, target)), single.device))
+        costs = upload(self.costs(tree_map(on_host, target)), psi[self.single].device)
+        mean, sizes = mean_loss_triton(psi[self.single], self._labels(target), costs)
         return mean, sizes
 
 
-class Indexed(Structure):
-    """A structure whose parts are indicators, and counts, at places of the potentials."""
+class Summed(Structure):
+    """A structure that scores, and adds the parts of, several labelings of each example at once."""
 
     tensors = 1
     """Number of leading tensors of a labeling, or target, that determine its parts."""
 
     @abstractmethod
-    def _shapes(self, labeling: Any) -> dict[str, tuple[int, ...]]:
-        """The shapes of the parts of a labeling, without the batch."""
+    def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
+        """The scores of labelings ``[B, C, ...]``: ``[B, C]`` float64."""
 
     @abstractmethod
-    def _places(self, *labelings: Tensor) -> Places:
-        """Places of the parts of labelings ``[B, C, ...]``."""
+    def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
+        """Add the parts of labelings ``[B, C, ...]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
 
     @override
-    def parts(self, labeling: Any) -> dict[str, Tensor]:
-        (labels,) = leading(labeling)
-        device, batch = labels.device, len(labels)
-        like = {name: torch.zeros(batch, *shape, device=device) for name, shape in self._shapes(labeling).items()}
-        return self._add(like, self._stack(labeling), torch.ones(batch, 1, device=device))
-
-    @override
-    def difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:
         mass = constant(_SIGNS, potentials.device).expand(potentials.batch_size, 2)
         return self._add(zeros_like(potentials), self._stack(labeling, target), mass)
 
     @override
     def relative_scores(self, labelings: Any, target: Any, potentials: Potentials) -> Tensor:
-        scores = self._scores(self._with_target(labelings, target), potentials)
+        scores = self._scores(with_target(labelings, target, self.tensors), potentials)
         return scores[:, :-1] - scores[:, -1:]
 
     @override
     def mean_difference(self, labelings: Any, mass: Tensor, target: Any, potentials: Potentials) -> Parts:
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        return self._add(zeros_like(potentials), self._with_target(labelings, target), mass)
+        return self._add(zeros_like(potentials), with_target(labelings, target, self.tensors), mass)
 
-    def add_difference(self, parts: Parts, labeling: Any, target: Any, potentials: Potentials) -> Parts:
+    def _add_difference(self, parts: Parts, labeling: Any, target: Any, potentials: Potentials) -> Parts:
         """In place; these parts are zero in the padding. Shared parts cancel first, as x + 1 - 1 rounds a small x."""
-        for name, tensor in self.difference(labeling, target, potentials).items():
+        for name, tensor in self._difference(labeling, target, potentials).items():
             parts[name].add_(tensor)
         return parts
 
@@ -123,13 +131,27 @@ class Indexed(Structure):
         several = zip(*(leading(one, self.tensors) for one in labelings), strict=True)
         return [torch.stack(each, 1) for each in several]
 
-    def _with_target(self, labelings: Any, target: Any) -> list[Tensor]:
-        """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
-        pairs = zip(leading(labelings, self.tensors), leading(target, self.tensors), strict=True)
-        return [torch.cat([several, true.unsqueeze(1)], 1) for several, true in pairs]
 
+class Indexed(Summed):
+    """A structure whose parts are indicators, and counts, at places of the potentials."""
+
+    @abstractmethod
+    def _places(self, *labelings: Tensor) -> Places:
+        """Places of the parts of labelings ``[B, C, ...]``."""
+
+    @abstractmethod
+    def _shapes(self, labeling: Any) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parts of a labeling, without the batch."""
+
+    @override
+    def parts(self, labeling: Any) -> dict[str, Tensor]:
+        labels = leading(labeling)[0]
+        device, batch = labels.device, len(labels)
+        like = {name: torch.zeros(batch, *shape, device=device) for name, shape in self._shapes(labeling).items()}
+        return self._add(like, self._stack(labeling), torch.ones(batch, 1, device=device))
+
+    @override
     def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
-        """The scores of labelings ``[B, C, ...]``: ``[B, C]`` float64."""
         total = torch.zeros(labelings[0].shape[:2], dtype=torch.float64, device=potentials.device)
         for name, places, real in self._places(*labelings):
             tensor = potentials[name].detach()
@@ -140,8 +162,8 @@ class Indexed(Structure):
             total = total + scores.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
         return total
 
+    @override
     def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
-        """Add the parts of labelings ``[B, C, ...]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
         alike = mass.shape[1] == 1  # all terms that share a place are equal
         for name, places, real in self._places(*labelings):
             flat = parts[name].flatten(1)
@@ -158,12 +180,6 @@ def zeros_like(potentials: Potentials) -> Parts:
 def leading(labeling: Any, count: int = 1) -> Sequence[Tensor]:
     """The first tensors of a labeling or target: of a tuple, or the only tensor."""
     return (labeling,) if isinstance(labeling, Tensor) else labeling[:count]
-
-
-def real_rows(potentials: Potentials, name: str) -> Tensor:
-    """The rows of each example, ``[B, N]`` bool, or ``[N]`` where all have as many."""
-    place = torch.arange(potentials[name].shape[1], device=potentials.device)
-    return place < (len(place) if potentials.lengths is None else potentials.lengths.unsqueeze(1))
 
 
 def every_labeling(states: int, real: Tensor) -> Iterator[Tensor]:
@@ -196,7 +212,6 @@ class LabelledGraphs(Labelled):
 
     unit = single = "node"
     balanced = False
-    normalize: bool
     _target: Callable[..., Any]
 
     @abstractmethod
@@ -208,11 +223,6 @@ class LabelledGraphs(Labelled):
         """The labeling with these labels."""
 
     @override
-    def resize(self, labelings: Any, target: Any) -> Any:
-        pairs = zip(labelings, target[:2], strict=True)
-        return tree_replace(labelings, [fit(stored, like.shape[1:], self.padding) for stored, like in pairs])
-
-    @override
     def costs(self, target: Any) -> Tensor:
         return target.costs
 
@@ -222,7 +232,7 @@ class LabelledGraphs(Labelled):
         labels, weights = target if isinstance(target, WeightedLabels) else (target, None)
         shape = graphs["node"].shape[:2]
         check_int64(labels, "target", shape, ", a label for every node, or WeightedLabels with such labels")
-        real = real_nodes(graphs)
+        real = mask_of(graphs.lengths, graphs["node"])
         check_labels(labels, self._states, real)
         labels = labels.masked_fill(~real, -1)
         costs = self._costs(labels, node_costs(weights, real))
@@ -234,8 +244,7 @@ class LabelledGraphs(Labelled):
         longest = graphs["node"].shape[1]
         if self._states**longest > _MOST_LISTED:
             return None
-        real = real_nodes(graphs)
-
+        real = mask_of(graphs.lengths, graphs["node"])
         return (self._labeling(labels, graphs.edges) for labels in every_labeling(self._states, real))
 
     def _costs(self, labels: Tensor, weights: Tensor) -> Tensor:
@@ -260,22 +269,15 @@ def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
 
 
 def at_least(decoding: Decoding, target: Any, true_score: Tensor) -> Decoding:
-    """``decoding``, with the target where its score ``[B]`` is higher; labelings and target begin with two tensors."""
+    """``decoding``, with the target, which begins as a labeling, where its score ``[B]`` is higher."""
     assert decoding.value is not None
-    worse = (decoding.value < true_score).unsqueeze(1)
-    pairs = zip(decoding.labeling, target[:2], strict=True)
-    labeling = type(decoding.labeling)(*(torch.where(worse, true, labels) for labels, true in pairs))
+    worse, labels = (decoding.value < true_score).unsqueeze(1), leading(decoding.labeling, 2)
+    pairs = zip(labels, leading(target, len(labels)), strict=True)
+    labeling = tree_replace(decoding.labeling, [torch.where(worse, true, labels) for labels, true in pairs])
     return decoding._replace(labeling=labeling, value=torch.maximum(decoding.value, true_score))
 
 
-def with_target(labelings: tuple[Tensor, Tensor], target: Any) -> tuple[Tensor, Tensor]:
-    """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
-    pairs = zip(labelings, target[:2], strict=True)
-    first, second = (torch.cat([several, true.unsqueeze(1)], 1) for several, true in pairs)
-    return first, second
-
-
-def real_nodes(potentials: Potentials) -> Tensor:
-    """The nodes of each example, ``[B, N]`` bool."""
-    batch, longest = potentials["node"].shape[:2]
-    return mask_of(potentials.lengths, batch, longest, potentials.device)
+def with_target(labelings: Any, target: Any, tensors: int) -> list[Tensor]:
+    """The leading tensors of labelings ``[B, C, ...]`` and of the target, ``[B, C + 1, ...]``."""
+    pairs = zip(leading(labelings, tensors), leading(target, tensors), strict=True)
+    return [torch.cat([several, true.unsqueeze(1)], 1) for several, true in pairs]

@@ -1,4 +1,4 @@
-"""Mean losses of labels on a CUDA device; the twin is ``Structure.mean_loss``. Import it only where Triton is
+"""Mean losses of labels on a CUDA device; the twin is ``Structure._mean_loss``. Import it only where Triton is
 installed.
 """
 

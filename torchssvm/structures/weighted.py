@@ -120,8 +120,8 @@ class WeightedStructure(Around):
         return decoding._replace(value=value, bound=bound)
 
     @override
-    def difference(self, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
-        return self.structure.difference(self._inner(labeling), target.value, potentials)
+    def _difference(self, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
+        return self.structure._difference(self._inner(labeling), target.value, potentials)
 
     @override
     def loss(self, labeling: Any, target: Weighted) -> Tensor:
@@ -139,19 +139,19 @@ class WeightedStructure(Around):
         return scale(dict(delta), target.weight), constant * target.weight
 
     @override
-    def examine(self, labeling: Any, target: Weighted, potentials: Potentials) -> OracleResult:
+    def _examine(self, labeling: Any, target: Weighted, potentials: Potentials) -> OracleResult:
         # The potentials have the weight already.
-        result = self.structure.examine(self._inner(labeling), target.value, potentials)
+        result = self.structure._examine(self._inner(labeling), target.value, potentials)
         return OracleResult(result.labeling, result.score, result.loss * target.weight, result.made)
 
     @override
-    def mean_loss(self, psi: Parts, target: Weighted, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        mean = self.structure.mean_loss(psi, target.value, potentials)
+    def _mean_loss(self, psi: Parts, target: Weighted, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        mean = self.structure._mean_loss(psi, target.value, potentials)
         return None if mean is None else (mean[0] * target.weight, mean[1] * target.weight)
 
     @override
-    def add_difference(self, parts: Parts, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
-        return self.structure.add_difference(parts, self._inner(labeling), target.value, potentials)
+    def _add_difference(self, parts: Parts, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
+        return self.structure._add_difference(parts, self._inner(labeling), target.value, potentials)
 
     @override
     def relative_scores(self, labelings: Any, target: Weighted, potentials: Potentials) -> Tensor:
@@ -171,12 +171,12 @@ class WeightedStructure(Around):
         return Weighted(self.structure.check_target(target.value, potentials), weight)
 
     @override
-    def settings(self) -> str:
-        return f"weighted, {self.structure.settings()}"
+    def _settings(self) -> str:
+        return f"weighted, {self.structure._settings()}"
 
     @override
-    def extends(self, other: Structure) -> bool:
-        return isinstance(other, WeightedStructure) and self.structure.extends(other.structure)
+    def _extends(self, other: Structure) -> bool:
+        return isinstance(other, WeightedStructure) and self.structure._extends(other.structure)
 
     def __repr__(self) -> str:
         return f"WeightedStructure({self.structure!r})"

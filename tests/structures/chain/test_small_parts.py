@@ -17,7 +17,7 @@ def test_what_is_added_and_subtracted_leaves_no_rounding(dtype, shared):
         "transition": torch.full((1, 2, 2) if shared else (1, 3, 2, 2), 1e-9, dtype=dtype),
     }
     before = {name: tensor.clone() for name, tensor in parts.items()}
-    after = chain.add_difference(parts, labels, target, Potentials(before))
+    after = chain._add_difference(parts, labels, target, Potentials(before))
     assert torch.equal(after["transition"], before["transition"])
     same = labels == target
     assert torch.equal(after["emission"][same], before["emission"][same])

@@ -98,7 +98,7 @@ def test_a_solver_that_finds_nothing_in_time_trains(solver):
         certificate = solve(head, problems, 1.0, solver=solver, tolerance=Relative(0.5), max_passes=3, progress=False)
     assert not certificate.exact
     assert certificate.dual == 0.0  # no corner but the targets
-    assert late.largest_gain(head(problems.x), late.check_target(problems.target, head(problems.x))).shape == (5,)
+    assert late._largest_gain(head(problems.x), late.check_target(problems.target, head(problems.x))).shape == (5,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -117,7 +117,7 @@ def test_continuous_decisions_keep_their_digits(storage, dtype):
     target, potentials = structure.check_target(problems.target, head(x)), head(x).detach()
     close = problems.target.y + 1e-9
     for result in (
-        structure.difference(close, target, potentials),
+        structure._difference(close, target, potentials),
         structure.mean_difference(close.unsqueeze(1), torch.ones(6, 1), target, potentials),
     ):
         torch.testing.assert_close(result["potentials"], torch.full((6, 3), 2e-9, dtype=dtype), rtol=1e-5, atol=0.0)

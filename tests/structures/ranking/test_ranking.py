@@ -92,7 +92,7 @@ class RankingCase(StructureTestCase):
         return {"scores": result}
 
     def augmented_score(self, structure, potentials, labeling, target):
-        gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
+        gain = inner(structure._difference(labeling, target, potentials), potentials.tensors)
         return self.score(structure, potentials, target) + gain + structure.loss(labeling, target)
 
     def count(self, structure, potentials, row):
@@ -109,7 +109,7 @@ class RankingCase(StructureTestCase):
             structure.loss_potentials(target)
         for labeling in structure.enumerate(potentials):
             loss = structure.loss(labeling, target)
-            result = structure.difference(labeling, target, potentials)["scores"]
+            result = structure._difference(labeling, target, potentials)["scores"]
             torch.testing.assert_close(result, self.difference(structure, potentials, labeling, target)["scores"])
             for row in range(batch):
                 one = self.one(labeling, potentials, row), self.one(target, potentials, row)
@@ -241,7 +241,7 @@ def test_the_worst_order_is_that_of_float64(measure):
     target = structure.check_target(grades, scores)
 
     def hinge(labeling):
-        moved = structure.difference(labeling, target, Potentials(scores))["potentials"]
+        moved = structure._difference(labeling, target, Potentials(scores))["potentials"]
         return structure.loss(labeling, target) + (moved * scores).sum(1)
 
     best = torch.stack([hinge(labeling) for labeling in structure.enumerate(Potentials(scores))]).amax(0)

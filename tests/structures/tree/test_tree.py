@@ -110,3 +110,9 @@ def test_head_and_structure_must_fit():
             LinearTree(2, 3, PARENT, structure=structure)
     fitting = Tree(3, PARENT, normalize=False)
     assert LinearTree(2, 3, PARENT, structure=fitting).structure is fitting
+
+
+def test_a_node_without_a_label_has_no_parts_neither_alone_nor_with_its_children():
+    parts = Tree(2, [-1, 0, 0]).parts(torch.tensor([[-1, 1, 0]]))
+    assert parts["node"].tolist() == [[[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]]
+    assert not parts["edge"].any()

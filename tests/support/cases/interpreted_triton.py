@@ -418,7 +418,7 @@ def test_biases_and_mean_losses_of_chains_are_those_of_the_cpu(seed, longest, st
     chain = Chain(states, normalize=True)
     potentials = Potentials({"emission": emission, "transition": emission.new_zeros(3, states, states)}, lengths)
     result = mean_loss_triton(emission, labels, chain.costs(labels))
-    expected = torch.stack(chain.mean_loss({"emission": emission}, labels, potentials))
+    expected = torch.stack(chain._mean_loss({"emission": emission}, labels, potentials))
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)
     with_biases = emission.clone()
     kernels.add_everywhere(with_biases.numpy(), lengths.numpy(), *(tensor.numpy() for tensor in extra))

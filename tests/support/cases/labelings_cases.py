@@ -97,8 +97,8 @@ class LabelingsTestCase(ABC):
             zeros = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
             result = [
                 structure.mean_difference(labelings, mass, target, potentials),
-                structure.difference(one, target, potentials),
-                structure.add_difference(zeros, one, target, potentials),
+                structure._difference(one, target, potentials),
+                structure._add_difference(zeros, one, target, potentials),
                 conform(structure.parts(one), potentials, "parts"),
             ]
             scores = structure.relative_scores(labelings, target, potentials)

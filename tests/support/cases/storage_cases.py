@@ -113,7 +113,7 @@ class StorageTestCase(ABC):
 
             noise = {k: torch.randn(t.shape, generator=random, dtype=t.dtype) for k, t in potentials.tensors.items()}
             labeling = structure.argmax(potentials.replace(noise)).labeling
-            parts = structure.difference(labeling, target, potentials)
+            parts = structure._difference(labeling, target, potentials)
             corner = [explicit.output(i, labeling[b]) for b, i in enumerate(rows)]
             decoded = torch.ones(len(rows), dtype=torch.bool)
             result = OracleResult(

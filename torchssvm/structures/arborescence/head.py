@@ -72,8 +72,7 @@ class LinearArcs(Head):
         columns = check_int64(columns.long() if columns.dtype == torch.int32 else columns, "columns", columns.shape)
         if values is not None:
             check_operands(values=(values, columns.shape))
-        batch, longest = columns.shape[:2]
-        inside = check_lengths(lengths, batch, longest, columns.device)
+        inside = check_lengths(lengths, columns)
         heads = torch.nn.functional.pad(inside, (1, 0), value=True)
         columns = columns.masked_fill(~(inside.unsqueeze(2) & heads.unsqueeze(1)).unsqueeze(3), -1)
         low, high = (int(bound) for bound in columns.aminmax()) if columns.numel() else (-1, -1)
@@ -96,13 +95,13 @@ class LinearArcs(Head):
             chosen = real[example, t, h]
             amount = (v[example, t, h].unsqueeze(1) * worth.detach()[example, t, h])[chosen]
             owner = example.unsqueeze(1).expand_as(chosen)[chosen]
-            return [per_example_rows(owner, known[example, t, h][chosen], amount, (batch, len(self.weight)))]
+            return [per_example_rows(owner, known[example, t, h][chosen], amount, (len(columns), len(self.weight)))]
 
         def gram_product(parts: Parts) -> Parts:
             (v,) = parts.values()
             used, place = known.unique(return_inverse=True)  # the columns of the batch
             amount = (v.unsqueeze(3) * worth.detach()).flatten(1)
-            gradient = add_at(v.new_zeros(batch, len(used)), place.flatten(1), amount)
+            gradient = add_at(v.new_zeros(len(columns), len(used)), place.flatten(1), amount)
             change = gradient.gather(1, place.flatten(1)).view(known.shape)
             return {"arcs": (change * worth.detach()).sum(3)}
 

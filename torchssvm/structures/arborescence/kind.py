@@ -89,7 +89,7 @@ def arc_potentials(arcs, examples, model, i, scratch):
     begin, end = examples.distinct_start[i], examples.distinct_start[i + 1]
     for u in range(end - begin):
         room.weights[u] = model.emission[examples.distinct[begin + u], 0]
-    sum_lists(examples, arcs, i, examples.length[i], room.weights, emission)
+    sum_lists(examples, i, examples.length[i], room.weights, emission)
     return scratch.emission, model.transition
 
 
@@ -107,7 +107,7 @@ def list_product(examples, line, weights):
 
 
 @njit_fastmath
-def sum_lists(examples, arcs, i, length, weights, scores):
+def sum_lists(examples, i, length, weights, scores):
     """``scores[t, h]``: the sum of ``weights`` over the features of each arc; zero beyond the last head."""
     line = examples.line[i]
     for t in range(length):
@@ -129,7 +129,7 @@ def add_list(examples, line, amount, sums):
 
 
 @njit
-def add_parts(examples, arcs, i, length, parts, sums):
+def add_parts(examples, i, length, parts, sums):
     """``sums = x^T parts`` of sentence i."""
     sums[: examples.distinct_start[i + 1] - examples.distinct_start[i]] = 0.0
     line = examples.line[i]
@@ -184,8 +184,8 @@ def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count,
 @block.respond_to_parts.of(Arcs)
 @njit
 def arc_respond_to_parts(arcs, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
-    add_parts(examples, arcs, i, length, psi, scratch.room.sums)
-    sum_lists(examples, arcs, i, length, scratch.room.sums, scratch.response)
+    add_parts(examples, i, length, psi, scratch.room.sums)
+    sum_lists(examples, i, length, scratch.room.sums, scratch.response)
     total = 0.0
     for t in range(length):
         total += exact_dot(psi[t], scratch.response[t])
@@ -198,7 +198,7 @@ def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
     room = scratch.room
     for t in range(length):
         scratch.squares[t] = dot(delta[t], delta[t])
-    add_parts(examples, arcs, i, length, delta, room.sums)
+    add_parts(examples, i, length, delta, room.sums)
     total = 0.0
     for u in range(examples.distinct_start[i + 1] - examples.distinct_start[i]):
         total += np.float64(room.sums[u]) * np.float64(room.sums[u])

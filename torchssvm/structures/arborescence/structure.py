@@ -18,7 +18,7 @@ from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, reject_rows
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.common import check_potentials, mask_of, reject_entries
-from torchssvm.structures.labelled import Labelled
+from torchssvm.structures.labelled import Labelled, Summed
 
 _SHAPE = ("B", "N", "N+1")
 
@@ -98,7 +98,7 @@ class NonProjective:
         return "one token has head 0" if self.single_root else "they are connected"
 
 
-class Arborescence(Labelled):
+class Arborescence(Labelled, Summed):
     """A head for each token of a sentence: a tree below an artificial root.
 
     Potentials: one tensor ``[B, N, N+1]``; at ``[b, t-1, h]`` the score of the arc from head h to token t. Tokens are
@@ -142,34 +142,21 @@ class Arborescence(Labelled):
         return arcs.scatter_(2, labeling.clamp(min=0).unsqueeze(2), real.to(arcs.dtype))
 
     @override
-    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        mass = torch.ones(len(labeling), 1, device=labeling.device)
-        return self._mean_difference(labeling.unsqueeze(1), mass, target, potentials, any_order=True)
-
-    @override
-    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT  # [B, N, C + 1]
+    def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
+        heads = labelings[0].mT  # [B, N, C]
         scores = potentials.single.gather(2, heads.clamp(min=0)).to(torch.float64)
-        total = scores.masked_fill(heads < 0, 0.0).sum(1)
-        return total[:, :-1] - total[:, -1:]
+        return scores.masked_fill(heads < 0, 0.0).sum(1)
 
     @override
-    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        return self._mean_difference(labelings, mass, target, potentials)
-
-    def _mean_difference(
-        self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials, *, any_order: bool = False
-    ) -> Parts:
-        ((name, scores),) = potentials.tensors.items()
-        heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT  # [B, N, C + 1]
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(scores.dtype)
-        arcs = scores.new_zeros(scores.shape)
-        return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
+    def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
+        (arcs,), heads = parts.values(), labelings[0].mT  # [B, N, C]
+        weights = mass.to(arcs.dtype).unsqueeze(1) * (heads >= 0)
+        add_at(arcs, heads.clamp(min=0), weights, any_order=mass.shape[1] <= 2)  # two terms have one sum
+        return parts
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Margins of each arc, ``[B, N, N+1]``; ``-inf`` for arcs of a token to itself."""
-        margins, (batch, longest, _) = super().max_marginals(potentials), potentials.single.shape
-        real = mask_of(potentials.lengths, batch, longest, potentials.device)
+        margins, real = super().max_marginals(potentials), mask_of(potentials.lengths, potentials.single)
         margins.diagonal(1, 1, 2)[real] = torch.where(margins[real][:, 0].isnan(), math.nan, -math.inf).double()
         return margins
 
@@ -186,9 +173,8 @@ class Arborescence(Labelled):
                 not allow the arborescence.
         """
         (scores,) = check_potentials(potentials, _SHAPE)
-        batch, longest = scores.shape[:2]
-        check_int64(target, "target", (batch, longest), ", the head of each token")
-        real = mask_of(potentials.lengths, batch, longest, scores.device)
+        check_int64(target, "target", scores.shape[:2], ", the head of each token")
+        real = mask_of(potentials.lengths, scores)
         heads = target.masked_fill(~real, -1)
         wrong = real & ((heads < 0) | (heads > real.sum(1, keepdim=True)))
         reject_entries(wrong, heads, "target has head", "heads are 0, the root, to the number of tokens")
@@ -202,8 +188,7 @@ class Arborescence(Labelled):
     @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         scores = potentials.single
-        batch, longest, _ = scores.shape
-        real = mask_of(potentials.lengths, batch, longest, scores.device)
+        real = mask_of(potentials.lengths, scores)
         heads = torch.nn.functional.pad(real, (1, 0), value=True)  # and the root
         token, head = (torch.arange(size, device=scores.device) for size in scores.shape[1:])
         other = token.unsqueeze(1) + 1 != head
@@ -227,11 +212,6 @@ class Arborescence(Labelled):
                 yield heads
 
         return each()
-
-    @override
-    def costs(self, target: Tensor) -> Tensor:
-        costs = (target >= 0).to(torch.float64)
-        return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 
     def __repr__(self) -> str:
         return f"Arborescence({self.among}, normalize={self.normalize})"

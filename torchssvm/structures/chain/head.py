@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.launch import arrays, fits_numba
-from torchssvm.core.operators import apart, full_precision, gradient_of_weight, plain, product, transformed, upload
+from torchssvm.core.operators import full_precision, gradient_of_weight, plain, product, transformed
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.row_sparse import rows_of
 from torchssvm.core.sparse_features import (
@@ -27,7 +27,7 @@ from torchssvm.core.sparse_features import (
 from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.common import LinearHead, check_range, check_shape, fitting, padded, weight
+from torchssvm.structures.common import LinearHead, check_shape, fitting, padded, read_span, weight
 
 
 class LinearChain(LinearHead):
@@ -191,13 +191,6 @@ class LinearChain(LinearHead):
         )
 
 
-def read_span(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
-    """The lengths, on the CPU in memory of their own, the smallest and the largest; errors as :func:`check_range`."""
-    if lengths is None:
-        return upload(torch.full((batch,), longest), device), (longest, longest)
-    return (lengths := apart(lengths)), check_range(lengths, batch, longest)
-
-
 def everywhere(
     longest: int, lengths: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
 ) -> Tensor | float:
@@ -331,10 +324,8 @@ class SparseLinearChain(LinearChain):
         return weight
 
     @override
-    def compiled_form(self) -> Any:
-        from torchssvm.structures.chain.kind import ChainAdapter
-
-        return ChainAdapter(self) if type(self.structure) is Chain else None
+    def compiled_form(self) -> Any:  # beside forward, as find_adapter asks
+        return super().compiled_form()
 
     def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]
         """Features -> potentials ``[B, N, K]`` and ``[B, K, K]``; runs in the weights' dtype, autocast off.

@@ -14,7 +14,7 @@ from torchssvm.core.arguments import check_length_form
 from torchssvm.core.launch import as_array, compiles, launch, once, plan
 from torchssvm.core.operators import define
 from torchssvm.core.triton_support import triton_available
-from torchssvm.structures.common import check_operands, check_range
+from torchssvm.structures.common import check_operands, check_range, mask_of
 from torchssvm.structures.maxplus import backtrack, maxplus_rows, send_forward
 
 _NONE = np.empty(0, np.int64)
@@ -98,12 +98,10 @@ def _check(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> None
 def viterbi_torch(emission: Tensor, transition: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """:func:`viterbi` in torch operations, for any device."""
     labels, value = _fake(emission, transition, lengths)
-    batch, longest, _ = emission.shape
+    batch = len(emission)
     if not batch:
         return labels, value
-    real = torch.ones(batch, longest, dtype=torch.bool, device=emission.device)
-    if lengths is not None:
-        real = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
+    real = mask_of(lengths, emission)
     every = transition.expand(batch, *transition.shape) if transition.ndim == 2 else transition
     best = viterbi_by_level(emission, every, torch.zeros_like(emission, dtype=torch.int64), real)
     level = torch.zeros(batch, dtype=torch.int64, device=emission.device)
@@ -195,7 +193,7 @@ def _by_length(lengths, begin, longest, order, starts):
 def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> bool:
     """The scores of C sequences for every chain into ``total`` ``[B, C]``; False if a label is not a state.
 
-    ``labels`` are ``[B, C, N]``, -1 beyond the length, and ``pairs`` ``[B or 1, N-1 or 1, K, K]``.
+    ``labels`` are ``[B, C, N]``, and ``pairs`` ``[B or 1, N-1 or 1, K, K]``. A label of -1 has no parts.
     """
     batch, count, longest = labels.shape
     for b in range(batch):
@@ -205,11 +203,11 @@ def sum_scores(labels: Any, emission: Any, pairs: Any, total: Any) -> bool:
             for t in range(longest):
                 state = labels[b, c, t]
                 if state < 0:
-                    break
+                    continue
                 if state >= emission.shape[2]:  # from a user's oracle, or a damaged checkpoint
                     return False
                 score += emission[b, t, state]
-                if t > 0:
+                if t > 0 and labels[b, c, t - 1] >= 0:
                     score += steps[t - 1 if len(steps) > 1 else 0, labels[b, c, t - 1], state]
             total[b, c] = score
     return True
@@ -224,10 +222,12 @@ def add_parts(labels: Any, mass: Any, emission: Any, pairs: Any) -> None:
             share = emission.dtype.type(mass[b, c])
             for t in range(longest):
                 state = labels[b, c, t]
-                if state < 0 or state >= emission.shape[2]:
+                if state >= emission.shape[2]:
                     break
+                if state < 0:
+                    continue
                 emission[b, t, state] += share
-                if t > 0:
+                if t > 0 and labels[b, c, t - 1] >= 0:
                     pairs[b, t - 1 if pairs.shape[1] > 1 else 0, labels[b, c, t - 1], state] += share
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.launch import arrays, by_example, fits_numba
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.operators import constant, on_host, upload
+from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest, gated
 from torchssvm.structures.chain import oracle as kernels
@@ -20,7 +20,7 @@ from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
 from torchssvm.structures.common import WeightedLabels, check_labels, check_potentials, mask_of
-from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, leading, node_costs, real_rows
+from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, leading, node_costs
 from torchssvm.structures.max_marginals import tree_margins
 
 
@@ -112,10 +112,10 @@ class Chain(Labelled, Indexed):
                      [0, 0]]]), tensor([[1.2500, 1.0000]], dtype=torch.float64))
         """
         n = check_whole(n, "n")
-        batch, longest, _ = self._check_potentials(potentials)
-        real = mask_of(potentials.lengths, batch, longest, potentials.device)
-        restricted = self.restricted(potentials).tensors
-        return nbest(restricted["emission"], restricted["transition"], real.sum(1).cpu(), n)
+        self._check_potentials(potentials)
+        restricted = self.restricted(potentials)
+        lengths = mask_of(potentials.lengths, restricted["emission"]).sum(1).cpu()
+        return nbest(restricted["emission"], restricted["transition"], lengths, n)
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Margins of each state at each position, ``[B, N, K]``."""
@@ -141,10 +141,10 @@ class Chain(Labelled, Indexed):
         position = torch.arange(labels.shape[2], device=labels.device)
         pairs = known[:, :, :-1] * states + known[:, :, 1:]
         pairs = pairs if self.shared else pairs + position[:-1] * states**2
-        return [("emission", known + position * states, real), ("transition", pairs, real[:, :, 1:])]
+        return [("emission", known + position * states, real), ("transition", pairs, real[:, :, :-1] & real[:, :, 1:])]
 
     @override
-    def examine(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> OracleResult:
+    def _examine(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> OracleResult:
         # Summed as in `relative_scores`, so that decoded and cached labelings tie alike.
         scores, tensors = self._scores(self._stack(labeling, target), potentials), potentials.tensors
         score = scores[:, 0] - scores[:, 1]
@@ -172,17 +172,13 @@ class Chain(Labelled, Indexed):
         kernels.add_parts(*arrays(labels, mass.to(torch.float64).contiguous(), emission, pairs))
         return parts
 
-    @override
-    def resize(self, labelings: Tensor, target: Tensor | WeightedLabels) -> Tensor:
-        return super().resize(labelings, leading(target)[0])
-
     def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor | WeightedLabels:
         """Check shapes, lengths, labels and weights; write -1 beyond each length."""
         batch, longest, states = self._check_potentials(potentials)
         labels = target.labels if isinstance(target, WeightedLabels) else target
         given = on_host(check_int64(labels, "target", (batch, longest), ", a state for each position"))
         lengths = None if potentials.lengths is None else on_host(potentials.lengths)
-        real = mask_of(lengths, batch, longest, given.device)
+        real = mask_of(lengths, given)
         check_labels(given, states, real)
         labels = upload(given.masked_fill(~real, -1), potentials.device)
         if self.transitions is not None:
@@ -203,11 +199,11 @@ class Chain(Labelled, Indexed):
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         if potentials.lengths is None or potentials.ragged:
             return {}
-        real = real_rows(potentials, "emission")
+        real = mask_of(potentials.lengths, potentials["emission"])
         places = {"emission": real.unsqueeze(2)}
         return places if self.shared else {**places, "transition": real[:, 1:, None, None]}
 
-    def extends(self, other: Structure) -> bool:
+    def _extends(self, other: Structure) -> bool:
         """Whether ``other`` is this chain restricted to its first states."""
         if not isinstance(other, Chain):
             return False
@@ -227,29 +223,15 @@ class Chain(Labelled, Indexed):
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N sequences, or those that :attr:`transitions` allow."""
-        batch, longest, states = potentials.tensors["emission"].shape
-        real = mask_of(potentials.lengths, batch, longest, potentials.device)
+        real = mask_of(potentials.lengths, potentials["emission"])
         some: Tensor = self.argmax(potentials).labeling if self.transitions is not None else real
-        for labels in every_labeling(states, real):
+        for labels in every_labeling(self.num_states, real):
             if self.transitions is not None:
                 allowed = self.transitions.allows(labels)
                 if not bool(allowed.any()):
                     continue
                 labels = torch.where(allowed.unsqueeze(1), labels, some)  # it may be an output of some examples only
             yield labels
-
-    @override
-    def costs(self, target: Tensor | WeightedLabels) -> Tensor:
-        (labels,) = leading(target)
-        real = labels >= 0
-        costs = real.to(torch.float64)
-        if isinstance(target, WeightedLabels):
-            costs = costs * target.weights.to(torch.float64)
-        if self.class_weight is not None:
-            costs = costs * constant(self.class_weight, labels.device)[labels.clamp(min=0)]
-        if self.normalize:
-            costs = costs / real.sum(1, keepdim=True).clamp(min=1)
-        return costs
 
     def __repr__(self) -> str:
         weighted = "" if self.class_weight is None else f", class_weight={digest(self.class_weight)}"

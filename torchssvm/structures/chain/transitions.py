@@ -52,15 +52,13 @@ class Transitions:
         self.first = every if first is None else _checked("first", first, (states,))
         self.last = every if last is None else _checked("last", last, (states,))
         self._checked = 0
-        self._reached = self._landmark = self.first.cpu().numpy()
+        self._reached = self.first.cpu().numpy()
         self._check_lengths(_FIRST)
 
     def _check_lengths(self, longest: int) -> None:
         """Raise ValueError unless some sequence of each length up to ``longest`` is allowed.
 
-        The set of reachable last states depends only on the set one length before, so the sets end in a cycle. The
-        cycle may be very long, so only the lengths that are asked for are checked. Brent's algorithm (1980) finds the
-        cycle: each set is compared with the set at the last power of two.
+        The states that can be last depend on those of one length less: where both are the same, so are all that follow.
         """
         pairs, last = self.pairs.cpu().numpy(), self.last.cpu().numpy()
         while self._checked < longest:
@@ -68,11 +66,8 @@ class Transitions:
             if not (self._reached & last).any():
                 raise ValueError(f"no sequence of length {length} is allowed: allow more pairs, first or last states")
             following = pairs[self._reached].any(0)
-            if length & (length - 1) == 0:
-                self._landmark = self._reached
-            self._reached, self._checked = following, length
-            if (following == self._landmark).all():
-                self._checked = math.inf
+            self._checked = math.inf if (following == self._reached).all() else length
+            self._reached = following
 
     def to(self, device: torch.device) -> Transitions:
         """The same on a device."""

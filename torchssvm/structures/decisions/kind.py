@@ -22,7 +22,6 @@ from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Extra, HeadAdapter, Reading, Shapes
 from torchssvm.kinds.block import amount, loss_of, size_of
 from torchssvm.kinds.examples import Examples
-from torchssvm.structures.decisions import kind as kinds
 from torchssvm.structures.decisions.combinatorial import (
     Assignment,
     Knapsack,
@@ -233,18 +232,18 @@ class DecisionAdapter(HeadAdapter):
         common = self.head.shared, self.known, 2.0 if oracle.maximize else -2.0
         if isinstance(oracle, ShortestPath):
             tails, heads = np.ascontiguousarray(oracle.arcs.T)
-            return kinds.Paths(*common, oracle.order, tails, heads, oracle.source, oracle.sink)
+            return Paths(*common, oracle.order, tails, heads, oracle.source, oracle.sink)
         if isinstance(oracle, Selection):
-            return kinds.Selections(*common, oracle.at_most, given)
+            return Selections(*common, oracle.at_most, given)
         if isinstance(oracle, Knapsack):
-            return kinds.Knapsacks(*common, oracle.weights, np.minimum(given, oracle.weights.sum()))
+            return Knapsacks(*common, oracle.weights, np.minimum(given, oracle.weights.sum()))
         if isinstance(oracle, SpanningTree):
-            return kinds.Trees(*common, oracle.edges)
-        return kinds.Assignments(*common, oracle.tasks)
+            return Trees(*common, oracle.edges)
+        return Assignments(*common, oracle.tasks)
 
     @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        return partial(kinds.make_room, self.structure.oracle, examples.kind)  # type: ignore[attr-defined]
+        return partial(make_room, self.structure.oracle, examples.kind)  # type: ignore[attr-defined]
 
     @override
     def part_shapes(self, lengths: Tensor) -> Shapes:

@@ -22,26 +22,21 @@ def _checked(solve: Callable[..., Solved]) -> Callable[..., Solved]:
     """``solve`` behind checks of its arguments: kernels do not look whether an index lies within an array."""
 
     @functools.wraps(solve)
-    def call(self: DecisionOracle, costs: Any, *args: Any, **kwargs: Any) -> Solved:
+    def call(self: DecisionOracle, costs: Any, given: Any = None, start: Any = None, **options: Any) -> Solved:
         costs = as_numbers(costs, "costs")
         if costs.ndim != 2 or costs.shape[1] != self.num_costs or not np.isfinite(costs).all():
             raise ValueError(f"costs must be [B, {self.num_costs}], finite, got {[*costs.shape]}")
-        fit = [_fitting(value, name, costs) for value, name in zip(args, ("given", "start"), strict=False)]
-        named = {name: _fitting(value, name, costs) for name, value in kwargs.items()}
-        return solve(self, np.ascontiguousarray(costs, dtype=np.float64), *fit, *args[2:], **named)
+        if given is not None:
+            given = as_numbers(given, "given")
+            if given.shape[:1] != costs.shape[:1]:
+                raise ValueError(f"given must be [{len(costs)}, ...] for these costs, got {[*given.shape]}")
+        if start is not None:
+            start = as_numbers(start, "start")
+            if start.shape != costs.shape:
+                raise ValueError(f"start must be {[*costs.shape]} for these costs, got {[*start.shape]}")
+        return solve(self, np.ascontiguousarray(costs, dtype=np.float64), given, start, **options)
 
     return call
-
-
-def _fitting(value: Any, name: str, costs: Array) -> Any:
-    """``given`` and ``start`` as arrays that fit the costs; other arguments as they are."""
-    if value is None or name not in ("given", "start"):
-        return value
-    value, shape = as_numbers(value, name), costs.shape[:1] if name == "given" else costs.shape
-    if value.shape[: len(shape)] != shape or (name == "start" and value.ndim > 2):
-        sizes = f"{[*shape]}" if name == "start" else f"[{len(costs)}, ...]"
-        raise ValueError(f"{name} must be {sizes} for these costs, got {[*value.shape]}")
-    return value
 
 
 class DecisionOracle(ABC):

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_readable, check_several
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
+from torchssvm.core.structure import Decoding, Structure, reject_rows, shifted
 from torchssvm.structures.common import check_no_lengths, check_potentials, check_shape
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
 
@@ -118,10 +118,7 @@ class Decisions(Structure):
     def augmented_argmax(self, potentials: Potentials, target: Decision) -> Decoding:
         """The oracle's decision under ``c_hat - c / 2``; the target where it is better."""
         delta, constant = self.loss_potentials(target)
-        decoding = self._solve(potentials.single.detach().to(torch.float64) + delta, potentials, target)
-        value, bound = decoding.value, decoding.bound
-        assert value is not None
-        return decoding._replace(value=value + constant, bound=None if bound is None else bound + constant)
+        return shifted(self._solve(potentials.single.detach().to(torch.float64) + delta, potentials, target), constant)
 
     def signed(self, name: str) -> bool:
         """Costs that are minimised count with a minus."""
@@ -132,7 +129,7 @@ class Decisions(Structure):
         return self._factor * _decision(labeling).to(torch.float64)
 
     @override
-    def difference(self, labeling: Tensor | Decision, target: Decision, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Tensor | Decision, target: Decision, potentials: Potentials) -> Parts:
         ((name, tensor),) = potentials.tensors.items()
         # Subtracted in float64: the difference of close decisions keeps its digits.
         return {name: (self.parts(labeling) - self.parts(target)).to(tensor.dtype)}
@@ -174,7 +171,7 @@ class Decisions(Structure):
         return None if fixed is None else dict.fromkeys(potentials.tensors, fixed)
 
     @override
-    def largest_gain(self, potentials: Potentials, target: Decision) -> Tensor:
+    def _largest_gain(self, potentials: Potentials, target: Decision) -> Tensor:
         # From the predicted costs alone; an oracle short of time may return the target.
         costs = potentials.single.detach().to(torch.float64)
         decoding = self._solve(costs, potentials, target)
@@ -204,10 +201,6 @@ class Decisions(Structure):
         if target.fixed is not None:
             delta = delta + target.fixed
         return delta, -self._factor * (target.y.to(torch.float64) * delta).sum(1)
-
-    @override
-    def resize(self, labelings: Tensor, target: Decision) -> Tensor:
-        return fit(labelings, target.y.shape[1:], self.padding)
 
     def target(self, costs: Tensor | Any, given: Tensor | Any = None) -> Decision:
         """The optimal decisions under true costs, as targets.

@@ -12,9 +12,9 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_flags, check_object
 from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.structure import Decoding, as_decoding
-from torchssvm.structures.common import check_shape
+from torchssvm.structures.common import check_shape, mask_of
 from torchssvm.structures.graph_cut.oracle import cut_graphs, round_graphs
-from torchssvm.structures.labelled import EdgePotentials, LabelledGraphs, at_least, real_nodes, with_target
+from torchssvm.structures.labelled import EdgePotentials, LabelledGraphs, at_least, with_target
 
 
 class GraphPotentials(EdgePotentials):
@@ -175,7 +175,7 @@ class GraphCut(LabelledGraphs):
         """The oracle's labeling; of several best ones ``MinCut()`` returns the one with the fewest labels 1."""
         potentials = self._fitting(potentials)
         on, bound = self.oracle.solve(potentials)
-        labels = on.to(torch.int64).masked_fill_(~real_nodes(potentials), -1)
+        labels = on.to(torch.int64).masked_fill_(~mask_of(potentials.lengths, potentials["node"]), -1)
         labeling = self._labeling(labels, potentials.edges)
         node, edge = (t.detach().to(torch.float64) for t in potentials.tensors.values())
         gained = torch.where(on, node, -node).masked_fill(labels < 0, 0.0).sum(1)
@@ -196,7 +196,8 @@ class GraphCut(LabelledGraphs):
 
     @override
     def relative_scores(self, labelings: Segmentation, target: GraphTarget, potentials: Potentials) -> Tensor:
-        parts = _parts(*with_target(labelings, target), torch.float64)
+        labels, cut = with_target(labelings, target, 2)
+        parts = _parts(labels, cut, torch.float64)
         tensors = potentials.tensors.items()
         total = sum((parts[name] @ tensor.to(torch.float64).unsqueeze(2)).squeeze(2) for name, tensor in tensors)
         assert isinstance(total, Tensor)
@@ -220,7 +221,7 @@ class GraphCut(LabelledGraphs):
     @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         potentials = self._fitting(potentials)
-        return {"node": real_nodes(potentials), "edge": potentials.edges[..., 0] >= 0}
+        return {"node": mask_of(potentials.lengths, potentials["node"]), "edge": potentials.edges[..., 0] >= 0}
 
     def signed(self, name: str) -> bool:
         """Label 0 counts the score of label 1 with a minus, and a cut the score of the edge."""
@@ -235,7 +236,7 @@ class GraphCut(LabelledGraphs):
         return Segmentation(labels, cut_edges(labels, edges))
 
     @override
-    def settings(self) -> str:
+    def _settings(self) -> str:
         return f"GraphCut(balanced={self.balanced}, normalize={self.normalize})"
 
     def __repr__(self) -> str:

@@ -100,7 +100,7 @@ class HiddenStates(Around):
         hidden = self._allowed(target.observed).sum(-1) > 1
         with naming(index):
             reject_rows(
-                hidden.flatten(1).any(1) if hidden.ndim > 1 else hidden,
+                _any(hidden),
                 "several states show a label of {rows}: choose by torchssvm.latent(head, dataset, lam), or sum by "
                 "SoftmaxMargin",
             )
@@ -121,10 +121,7 @@ class HiddenStates(Around):
         }
         states = as_decoding(self.structure.argmax(augmented(potentials.detach(), barred))).labeling
         wrong = ~self._shown(states, target.observed) & (target.states >= 0)
-        reject_rows(
-            wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong,
-            "no states show the labels of {rows}: leave them out, or allow transitions",
-        )
+        reject_rows(_any(wrong), "no states show the labels of {rows}: leave them out, or allow transitions")
         return Completed(target.observed, states)
 
     @override
@@ -178,10 +175,9 @@ class HiddenStates(Around):
         shape = observed.shape[:-1] if sets else observed.shape
         real = torch.ones(shape, dtype=torch.bool, device=observed.device)
         if len(shape) == 2 and potentials.lengths is not None:
-            real = check_lengths(potentials.lengths, *shape, observed.device)
+            real = check_lengths(potentials.lengths, observed)
         if sets:
-            empty = real & ~observed.any(-1)
-            reject_rows(empty.flatten(1).any(1) if empty.ndim > 1 else empty, "target has a set of no labels in {rows}")
+            reject_rows(_any(real & ~observed.any(-1)), "target has a set of no labels in {rows}")
             observed = observed & real.unsqueeze(-1)
         else:
             check_labels(observed, self.num_labels, real & (observed != UNKNOWN))
@@ -221,8 +217,13 @@ class HiddenStates(Around):
         return (~allowed).to(torch.float64)
 
     @override
-    def settings(self) -> str:
-        return f"HiddenStates({self.structure.settings()}, shows={self.shows.tolist()})"
+    def _settings(self) -> str:
+        return f"HiddenStates({self.structure._settings()}, shows={self.shows.tolist()})"
 
     def __repr__(self) -> str:
         return f"HiddenStates({self.structure!r}, shows={self.shows.tolist()})"
+
+
+def _any(mask: Tensor) -> Tensor:
+    """Whether any position of each example is True: ``[B]`` bool, of ``[B]`` or ``[B, N]``."""
+    return mask.flatten(1).any(1) if mask.ndim > 1 else mask

@@ -56,7 +56,7 @@ class EdgePotentials(Potentials):
         if lengths is None and widths is not None:
             lengths = torch.full((batch,), left, device=scores.device)
         if lengths is not None:
-            check_lengths(lengths, batch, left, scores.device)
+            check_lengths(lengths, scores)
         super().__init__(tensors, lengths, **options)
         if lengths is not None:
             self.ragged = dict.fromkeys(self.tensors, 0)
@@ -103,8 +103,6 @@ class Matching(Structure):
     _not_plain = "the assignment algorithm loops over single nodes"
 
     _quick_to_decode = True
-
-    settings = Structure.__repr__  # no attribute counts or caches
 
     def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
         check_flags(normalize=normalize)
@@ -210,10 +208,8 @@ class Matching(Structure):
 
 def _real(potentials: Potentials) -> Tensor:
     """The edges between an example's nodes, ``[B, S, T]`` bool."""
-    batch, left, right = potentials.single.shape
-    device = potentials.device
-    rows = mask_of(potentials.lengths, batch, left, device)
-    columns = check_lengths(getattr(potentials, "widths", None), batch, right, device)
+    rows = mask_of(potentials.lengths, potentials.single)
+    columns = check_lengths(getattr(potentials, "widths", None), potentials.single.mT)
     return rows.unsqueeze(2) & columns.unsqueeze(1)
 
 

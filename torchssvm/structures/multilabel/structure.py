@@ -15,8 +15,9 @@ from torchssvm.core.arguments import check_costs, check_flags, check_int64, chec
 from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import constant
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
+from torchssvm.core.structure import Decoding, OracleResult, digest, shifted
 from torchssvm.structures.common import check_potentials, reject_entries
+from torchssvm.structures.labelled import Summed, at_least
 from torchssvm.structures.multilabel import oracle as kernels
 from torchssvm.structures.multilabel.oracle import best_label_sets, shared, symmetric
 
@@ -89,7 +90,7 @@ class BranchAndBound:
         return best_label_sets(unary, pairwise, max_rounds=self.max_rounds, effort=self.effort)
 
 
-class Multilabel(Structure):
+class Multilabel(Summed):
     """A subset of K labels, with scores for labels and for pairs of labels, as in [Yen et al. 2016].
 
     Potentials: ``unary`` ``[B, K]``, the score of a label that is on (off scores 0), and ``pairwise`` ``[B, P]``, the
@@ -187,28 +188,19 @@ class Multilabel(Structure):
         """The decoder's labels with the loss added to ``unary``; the target if approximate labels are worse."""
         delta, constant = self.loss_potentials(target)
         unary = potentials["unary"].detach().to(torch.float64)
-        labels, value, bound, exact, _ = self._decode(potentials, unary + delta["unary"])
-        assert value is not None
-        value = value + constant
-        if bound is not None:
-            bound = bound + constant
-            score = self._scores(potentials, target.unsqueeze(1)).squeeze(1)  # the target has no loss
-            labels = torch.where((value < score).unsqueeze(1), target, labels)
-            value = torch.maximum(value, score)
-        return Decoding(labels, value, bound, exact)
+        decoding = shifted(self._decode(potentials, unary + delta["unary"]), constant)
+        if decoding.exact:
+            return decoding
+        return at_least(decoding, target, self._scores(self._stack(target), potentials).squeeze(1))  # without a loss
 
     def parts(self, labeling: Tensor) -> dict[str, Tensor]:
         """``y_k``, ``[B, K]``, and ``y_i y_j`` of the pairs, ``[B, P]``."""
-        mass = torch.ones(len(labeling), 1, dtype=torch.get_default_dtype(), device=labeling.device)
-        return self._sum(labeling.unsqueeze(1), mass)
+        sizes = {"unary": self.num_labels} | ({"pairwise": self.num_pairs} if self.pairwise else {})
+        parts = {name: torch.zeros(len(labeling), size, device=labeling.device) for name, size in sizes.items()}
+        return self._add(parts, self._stack(labeling), torch.ones(len(labeling), 1, device=labeling.device))
 
     @override
-    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        mass = torch.tensor([[1.0, -1.0]], dtype=potentials.dtype, device=potentials.device)
-        return self._sum(torch.stack([labeling, target], 1), mass.expand(len(labeling), -1))
-
-    @override
-    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
+    def _examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         # Scores of labels that are off do not enter the score, but must be finite too.
         for tensor in (
@@ -218,15 +210,8 @@ class Multilabel(Structure):
         return OracleResult(labeling, score, self.loss(labeling, target))
 
     @override
-    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        scores = self._scores(potentials, torch.cat([labelings, target.unsqueeze(1)], 1))
-        return scores[:, :-1] - scores[:, -1:]
-
-    @override
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        dtype = potentials.dtype
-        total = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(dtype)
-        parts = self._sum(torch.cat([labelings, target.unsqueeze(1)], 1), total)
+        parts, dtype = super().mean_difference(labelings, mass, target, potentials), potentials.dtype
         # The target's labels have a loss: they are subtracted before the sum, as what is left may be small.
         differences = (labelings - target.unsqueeze(1)).to(dtype)
         return {**parts, "unary": (mass.to(dtype).unsqueeze(1) @ differences).squeeze(1)}
@@ -277,38 +262,39 @@ class Multilabel(Structure):
         exact = bool((bound <= value).all())
         return Decoding(labels, value, None if exact else bound, exact)
 
-    def _scores(self, potentials: Potentials, labelings: Tensor) -> Tensor:
-        labels = labelings.to(torch.float64)
+    @override
+    def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
+        labels = labelings[0].to(torch.float64)
         scores = potentials["unary"].detach().to(torch.float64).unsqueeze(1)
         if self.pairwise:
             pairs = self.all_pairs(shared(potentials["pairwise"].detach()).to(torch.float64))
             scores = scores + 0.5 * (labels @ symmetric(pairs, self.num_labels))
         return (labels * scores).sum(2)
 
-    def _sum(self, labelings: Tensor, mass: Tensor) -> dict[str, Tensor]:
-        """``sum_c mass_c p(y_c)`` of labelings ``[B, C, K]`` and mass ``[B, C]``, in the dtype of the mass."""
-        labels = labelings.to(mass.dtype)
-        parts = {"unary": (mass.unsqueeze(1) @ labels).squeeze(1)}
+    @override
+    def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
+        (labels,), mass = labelings, mass.to(parts["unary"].dtype)
+        on = labels.to(mass.dtype)
+        parts["unary"] += (mass.unsqueeze(1) @ on).squeeze(1)
         if not self.pairwise:
             return parts
-        labelings, mass = labelings.contiguous(), mass.contiguous()
-        if fits_numba(labelings, mass):
-            parts["pairwise"] = mass.new_zeros(len(mass), self.num_pairs)
+        labels, mass = labels.contiguous(), mass.contiguous()
+        if fits_numba(labels, mass):
             begin, other = kernels.by_first(self.listed_pairs(), self.num_labels)
-            kernels.add_pairs(*arrays(labelings, mass), begin, other, *arrays(parts["pairwise"]))
+            kernels.add_pairs(*arrays(labels, mass), begin, other, *arrays(parts["pairwise"]))
         else:
             i, j = self.listed_pairs().to(labels.device)
-            parts["pairwise"] = ((labels.mT * mass.unsqueeze(1)) @ labels)[:, i, j]
+            parts["pairwise"] += ((on.mT * mass.unsqueeze(1)) @ on)[:, i, j]
         return parts
 
     @override
-    def settings(self) -> str:
+    def _settings(self) -> str:
         weights = None if self.weights is None else digest(self.weights)
         pairs = "" if self.pairs is None else f", pairs={digest(self.pairs)}"
         return f"{self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}{pairs}"
 
     def __repr__(self) -> str:
-        return f"Multilabel({self.settings()}, decoder={self.decoder})"
+        return f"Multilabel({self._settings()}, decoder={self.decoder})"
 
 
 def _places(pairs: Tensor, num_labels: int, pairwise: bool) -> Tensor:

@@ -11,8 +11,8 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_flags, check_object, check_whole
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, as_decoding
-from torchssvm.structures.common import check_shape
-from torchssvm.structures.labelled import EdgePotentials, Indexed, LabelledGraphs, Places, at_least, real_nodes
+from torchssvm.structures.common import check_shape, mask_of
+from torchssvm.structures.labelled import EdgePotentials, Indexed, LabelledGraphs, Places, at_least
 from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted
 
 
@@ -138,7 +138,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         potentials = self._fitting(potentials)
         joined = potentials.edges[..., 0] >= 0
-        return {"node": real_nodes(potentials).unsqueeze(2), "edge": joined[..., None, None]}
+        return {"node": mask_of(potentials.lengths, potentials["node"]).unsqueeze(2), "edge": joined[..., None, None]}
 
     def _fitting(self, potentials: Potentials) -> PairwisePotentials:
         if not isinstance(potentials, PairwisePotentials) or potentials["node"].shape[2] != self.num_labels:
@@ -159,7 +159,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         return places
 
     @override
-    def settings(self) -> str:
+    def _settings(self) -> str:
         return f"PairwiseGraph({self.num_labels}, normalize={self.normalize})"
 
     def __repr__(self) -> str:

@@ -13,14 +13,14 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_int64, check_number, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
+from torchssvm.core.structure import Decoding, OracleResult, digest
 from torchssvm.structures.common import check_potentials, check_shape, reject_entries
-from torchssvm.structures.labelled import zeros_like
+from torchssvm.structures.labelled import Summed
 from torchssvm.structures.pose.oracle import max_sum_grid
 from torchssvm.structures.tree.oracle import check_parent
 
 
-class Pose(Structure):
+class Pose(Summed):
     """Places of the nodes of a tree on a grid, and the type of every arc: the model of [G16] appendix I.4.
 
     (After Chen and Yuille 2014, "Articulated pose estimation by a graphical model with image dependent pairwise
@@ -118,12 +118,12 @@ class Pose(Structure):
         grid = (self.height, self.width)
         return {"unary": (self.num_nodes, *grid), "types": (*arcs, *grid), "deformation": (*arcs, 4)}
 
-    def _shapes(self) -> dict[str, tuple[int | str, ...]]:
-        return {name: ("B", *shape) for name, shape in self.shapes.items()}
+    def _checked(self, potentials: Potentials) -> list[Tensor]:
+        return check_potentials(potentials, {name: ("B", *shape) for name, shape in self.shapes.items()})
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The best pose; ties are broken as in ``max_sum_grid``."""
-        unary, types, weights = (scores.detach() for scores in check_potentials(potentials, self._shapes()))
+        unary, types, weights = (scores.detach() for scores in self._checked(potentials))
         self._to(unary.device)
         shared = len(weights) > 1 and weights.stride(0) == 0
         costs = [self._costs(weights[:1] if shared else weights, axis) for axis in (0, 1)]
@@ -139,18 +139,12 @@ class Pose(Structure):
 
     def parts(self, labeling: Tensor) -> dict[str, Tensor]:
         """Indicators of the places and of the arcs' types there, and negative deformations."""
-        mass = torch.ones(len(labeling), 1, dtype=torch.float64, device=labeling.device)
         like = {name: torch.zeros(len(labeling), *shape, device=labeling.device) for name, shape in self.shapes.items()}
         like["deformation"] = like["deformation"].to(torch.float64)
-        return self._add(like, labeling.unsqueeze(1), mass)
+        return self._add(like, self._stack(labeling), torch.ones(len(labeling), 1, device=labeling.device))
 
     @override
-    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        mass = torch.tensor([1.0, -1.0], dtype=torch.float64, device=labeling.device).expand(len(labeling), 2)
-        return self._add(zeros_like(potentials), torch.stack([labeling, target], 1), mass)
-
-    @override
-    def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
+    def _examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
         score = self.relative_scores(labeling.unsqueeze(1), target, potentials).squeeze(1)
         for tensor in potentials.tensors.values():
             total = tensor.detach().flatten(1).sum(1)
@@ -159,18 +153,12 @@ class Pose(Structure):
         return OracleResult(labeling, score, self.loss(labeling, target))
 
     @override
-    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        nodes, types, arcs, stretch = self._places(torch.cat([labelings, target.unsqueeze(1)], 1))
+    def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
+        nodes, types, arcs, stretch = self._weighted_places(*labelings)
         total = _look_up(potentials["unary"], nodes).sum(2) + _look_up(potentials["types"], types).sum(2)
         weights = potentials["deformation"].detach().flatten(1, 3)
         rows = torch.arange(len(weights), device=weights.device).view(-1, 1, 1)
-        total -= (weights[rows, arcs].to(torch.float64) * stretch).sum((2, 3))
-        return total[:, :-1] - total[:, -1:]
-
-    @override
-    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        return self._add(zeros_like(potentials), torch.cat([labelings, target.unsqueeze(1)], 1), mass)
+        return total - (weights[rows, arcs].to(torch.float64) * stretch).sum((2, 3))
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """The mean over all nodes of ``min(1, squared distance / s^2)``, ``[B]`` float64."""
@@ -186,7 +174,7 @@ class Pose(Structure):
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check shapes, places and types; write -1 for the types of nodes without a parent."""
-        check_potentials(potentials, self._shapes())
+        self._checked(potentials)
         form = ", x, y and two types of every node (Pose.labeling makes it from places)"
         check_int64(target, "target", (potentials.batch_size, self.num_nodes, 4), form)
         self._to(target.device)
@@ -251,7 +239,7 @@ class Pose(Structure):
         linear, quadratic = weights[..., 2 * axis, None], weights[..., 2 * axis + 1, None]
         return linear * z + quadratic * (z * z)
 
-    def _places(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _weighted_places(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Places of the labelings ``[B, C, P, 4]`` in the flattened potentials, and their deformations.
 
         Returns:
@@ -272,9 +260,10 @@ class Pose(Structure):
         stretch = torch.stack([z, z * z], 5).flatten(4)
         return nodes, (first + area * chosen).flatten(2), chosen.flatten(2), stretch.flatten(2, 3)
 
-    def _add(self, parts: Parts, labels: Tensor, mass: Tensor) -> Parts:
-        """Add the parts of the labelings ``[B, C, P, 4]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
-        nodes, types, arcs, stretch = self._places(labels)
+    @override
+    def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
+        (labels,) = labelings
+        nodes, types, arcs, stretch = self._weighted_places(labels)
         apart = labels.shape[1] == 1  # no two nodes or arcs share a place
         for name, places in (("unary", nodes), ("types", types)):
             flat = parts[name].view(len(labels), -1)

@@ -82,7 +82,7 @@ class Ranking(Structure):
         return self.measure.ideal(labeling.grades) if isinstance(labeling, Graded) else self.measure.parts(labeling)
 
     @override
-    def difference(self, labeling: Tensor | Graded, target: Graded, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Tensor | Graded, target: Graded, potentials: Potentials) -> Parts:
         ((name, tensor),) = potentials.tensors.items()
         if isinstance(labeling, Graded):
             return {name: torch.zeros_like(tensor)}
@@ -144,5 +144,4 @@ class Ranking(Structure):
 
 def _real(potentials: Potentials) -> Tensor:
     """The documents of each list, ``[B, N]`` bool."""
-    batch, most = potentials.single.shape
-    return mask_of(potentials.lengths, batch, most, potentials.device)
+    return mask_of(potentials.lengths, potentials.single)

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.operators import full_precision, product
-from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.sparse_features import respond
-from torchssvm.structures.common import LinearHead, check_shape, fitting, own_lengths, weight
+from torchssvm.core.potentials import Potentials
+from torchssvm.structures.common import LinearHead, check_shape, fitting, read_span, weight
 from torchssvm.structures.segments.structure import Segments
 
 
@@ -88,21 +87,11 @@ class LinearSegments(LinearHead):
             ValueError: A shape or a length does not fit.
         """
         batch, longest, _ = check_shape(x, "x", "B", "N", self.in_features).shape
-        lengths = own_lengths(lengths, batch, longest)
-        if lengths is None:
-            lengths = torch.full((batch,), longest, device=x.device)
+        lengths, _ = read_span(lengths, batch, longest, x.device)
         with full_precision(x.device):
             x = x.to(self.emission.dtype)
             emission = product(x, self.emission) + self.bias
             segment = self.segment.expand(batch, *self.segment.shape)
 
-        def adjoint(parts: Parts) -> list[Tensor]:
-            v = parts["emission"]
-            return [v.transpose(1, 2) @ x.detach(), parts["segment"], v.sum(1)]
-
-        def gram_product(parts: Parts) -> Parts:
-            v = parts["emission"]
-            return {"emission": respond(x.detach(), v) + v.sum(1, keepdim=True), "segment": parts["segment"]}
-
         tensors = {"emission": emission, "segment": segment}
-        return Potentials(tensors, lengths, ragged={"emission": 0}, adjoint=adjoint, gram_product=gram_product)
+        return Potentials(tensors, lengths, ragged={"emission": 0}, **self._with_pairs(x, "emission", "segment"))

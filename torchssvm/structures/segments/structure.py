@@ -23,16 +23,16 @@ from torchssvm.core.arguments import (
 )
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
-from torchssvm.core.potentials import Potentials, check_scores_finite
-from torchssvm.core.structure import Decoding, Structure, as_decoding, digest
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Decoding, Structure, as_decoding, digest, gated
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.common import check_potentials, mask_of, reject_entries
-from torchssvm.structures.labelled import Indexed, Places, real_rows
+from torchssvm.structures.labelled import Indexed, Labelled, Places
 from torchssvm.structures.segments.margins import segment_margins
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
 
 
-class Segments(Indexed):
+class Segments(Labelled, Indexed):
     """Sequences cut into segments, with scores for frames, durations and neighbours: a semi-Markov model.
 
     Potentials: ``emission`` ``[B, N, K]``, the scores of a frame's labels, which are summed over a segment; with
@@ -67,7 +67,7 @@ class Segments(Indexed):
         tensor([[0, 0, 1]])
     """
 
-    unit = "frame"
+    unit, single = "frame", "emission"
     _quick_to_decode = True
 
     def __init__(
@@ -96,12 +96,20 @@ class Segments(Indexed):
         self._least = torch.tensor(self.min_duration)
 
     @override
-    def extends(self, other: Structure) -> bool:
+    def _extends(self, other: Structure) -> bool:
         if type(self) is not Segments or type(other) is not Segments or other.max_duration > self.max_duration:
             return self.same_as(other)
         less = copy.copy(self)
         less.max_duration = other.max_duration
         return less.same_as(other)
+
+    @property
+    def _states(self) -> int:
+        return self.num_labels
+
+    @override
+    def _labels(self, output: Tensor) -> Tensor:
+        return self.frames(output)
 
     @property
     def num_scores(self) -> int:
@@ -133,12 +141,13 @@ class Segments(Indexed):
                         f"lengths has {size} in {row_name(row)}, which no durations of {least} to {most} add up to: "
                         "leave the example out"
                     )
-        return Decoding(*semi_markov(emission, segment, self._on(emission.device), lengths, target))
+        return Decoding(*semi_markov(emission, segment, constant(self._least, emission.device), lengths, target))
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product; the second half of ``emission``, with ``boundary``, are probabilities of boundaries."""
         emission, segment = self._scores_of(potentials)
-        *parts, whole = semi_markov_marginals(emission, segment, self._on(emission.device), potentials.lengths)
+        least = constant(self._least, emission.device)
+        *parts, whole = semi_markov_marginals(emission, segment, least, potentials.lengths)
         return Marginals(dict(zip(("emission", "segment"), parts, strict=True)), whole)
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
@@ -147,6 +156,7 @@ class Segments(Indexed):
         codes = self.argmax(potentials).labeling
         return segment_margins(emission, segment, self._least, (codes >= 0).sum(1), codes)
 
+    @gated
     def nbest(self, potentials: Potentials, n: int) -> NBest:
         """The n best segmentations of every example, the best one first; equals in no certain order.
 
@@ -160,11 +170,9 @@ class Segments(Indexed):
             TypeError: ``n`` is not a number.
         """
         n = check_whole(n, "n")
-        check_scores_finite(potentials, self.places, self.signed)
         emission, segment = self._scores_of(potentials)
-        batch, longest, _ = emission.shape
-        real = mask_of(potentials.lengths, batch, longest, emission.device)
-        best = best_segmentations(emission, segment, self._least, real.sum(1).cpu(), n)
+        lengths = mask_of(potentials.lengths, emission).sum(1).cpu()
+        best = best_segmentations(emission, segment, self._least, lengths, n)
         return NBest(*(tensor.to(emission.device) for tensor in best))
 
     def spans(self, labeling: Tensor) -> list[list[Span]]:
@@ -238,17 +246,10 @@ class Segments(Indexed):
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Wrong frames, or missed and wrong spans, ``[B]`` float64."""
         if not self.span_loss:
-            return (self.costs(target) * (self.frames(labeling) != self.frames(target))).sum(1)
+            return super().loss(labeling, target)
         given, true = (durations_of(codes, self.num_labels) for codes in (labeling, target))
         right = (given > 0) & (given == true) & (labeling == target)
         return ((given > 0).sum(1) + (true > 0).sum(1) - 2 * right.sum(1)).double()
-
-    def costs(self, target: Tensor) -> Tensor:
-        """1 for each frame, or its class's weight, ``[B, N]`` float64, zero in the padding."""
-        costs = (target >= 0).double()
-        if self.class_weight is None:
-            return costs
-        return costs * constant(self.class_weight, target.device)[self.frames(target).clamp(min=0)]
 
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The cost of each wrong label of a frame; the constant is zero.
@@ -258,22 +259,21 @@ class Segments(Indexed):
         """
         if self.span_loss:
             raise NotImplementedError("loss_potentials: span_loss is not linear in the parts")
-        real = self.costs(target).unsqueeze(2)
-        wrong = real.repeat(1, 1, self.num_labels).scatter_(2, self.frames(target).clamp(min=0).unsqueeze(2), 0.0)
+        delta, zero = super().loss_potentials(target)
         if self.boundary:
-            wrong = torch.cat([wrong, torch.zeros_like(wrong)], 2)
-        return {"emission": wrong}, wrong.new_zeros(len(wrong))
+            delta = {name: nn.functional.pad(costs, (0, self.num_labels)) for name, costs in delta.items()}
+        return delta, zero
 
     @override
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         labels, most = self.num_labels, self.max_duration
         batch, longest, _ = self._scores_of(potentials)[0].shape
         check_int64(target, "target", (batch, longest), ", a code for each frame")
-        real = mask_of(potentials.lengths, batch, longest, target.device)
+        real = mask_of(potentials.lengths, target)
         codes = target.masked_fill(~real, -1)
         self._check_codes(codes, real, "target")
         durations = durations_of(codes, labels)
-        least = self._on(codes.device)[self.frames(codes).clamp(min=0)]
+        least = constant(self._least, codes.device)[self.frames(codes).clamp(min=0)]
         wrong = (durations > 0) & ((durations > most) | (durations < least))
         reject_entries(wrong, durations, "target has the duration", f"give min_duration of its label to {most}")
         return codes
@@ -299,7 +299,7 @@ class Segments(Indexed):
 
     @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        return {"emission": real_rows(potentials, "emission")[..., None]}
+        return {"emission": mask_of(potentials.lengths, potentials["emission"]).unsqueeze(2)}
 
     @override
     def _plain(self) -> nn.Module:
@@ -318,11 +318,6 @@ class Segments(Indexed):
             padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
             missing = longest - padded.shape[1]
             yield nn.functional.pad(padded, (0, missing), value=-1).to(potentials.device)
-
-    def _on(self, device: torch.device) -> Tensor:
-        if self._least.device != device:
-            self._least = self._least.to(device)
-        return self._least
 
     @override
     def _places(self, codes: Tensor) -> Places:  # type: ignore[override]

@@ -14,7 +14,7 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_type, check_whole
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
-from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, reject_rows
+from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, reject_rows, shifted
 from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import Around, mask_of
@@ -102,7 +102,7 @@ class EveryLossLevel(SlackOracle):
         """
         assert isinstance(structure, Chain)
         emission = potentials["emission"]
-        real = mask_of(potentials.lengths, emission.shape[0], emission.shape[1], emission.device)
+        real = mask_of(potentials.lengths, emission)
         levels, unit = self._levels(structure, target)
         decoded = structure.restricted(potentials)
         best = viterbi_by_level(decoded["emission"], decoded["transition"], levels, real)
@@ -155,7 +155,7 @@ class BruteForceSearch(SlackOracle):
         count, best, value = 0, None, None
         for labeling in outputs:
             count += 1
-            gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
+            gain = inner(structure._difference(labeling, target, potentials), potentials.tensors)
             product = structure.loss(labeling, target).to(torch.float64) * (1.0 + gain)
             if value is None:
                 best, value = labeling, product
@@ -193,7 +193,7 @@ class SlackRescaling(Around):
 
         ``H_i(w) = max_y L_i(y) (1 + <p(y) - p(y_i), theta_i>) = max_y L_i(y) + <L_i(y) (p(y) - p(y_i)), theta_i>``,
 
-    so dual, steps, certificates and storages stay the same, with :meth:`difference` rescaled. R of the convergence
+    so dual, steps, certificates and storages stay the same, with differences of parts rescaled. R of the convergence
     theorems becomes ``max_i,y L_i(y) |psi_i(y)|``.
 
     Only the max oracle changes: the product ``L_i(y) (1 + score difference)`` does not decompose over the parts. The
@@ -243,14 +243,11 @@ class SlackRescaling(Around):
         """
         decoding = self.oracle(self.structure, potentials, target)
         score = inner(conform(self.structure.parts(target), potentials, "parts(target)"), potentials.tensors)
-        return decoding._replace(
-            value=None if decoding.value is None else decoding.value + score,
-            bound=None if decoding.bound is None else decoding.bound + score,
-        )
+        return shifted(decoding, score)
 
-    def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
+    def _difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``loss(labeling) (parts(labeling) - parts(target))``, the terms of the dual."""
-        return scale(self.structure.difference(labeling, target, potentials), self.structure.loss(labeling, target))
+        return scale(self.structure._difference(labeling, target, potentials), self.structure.loss(labeling, target))
 
     @override
     def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
@@ -261,11 +258,11 @@ class SlackRescaling(Around):
         rescaled = mass * self._losses(labelings, target)
         return self.structure.mean_difference(labelings, rescaled, target, potentials)
 
-    def mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> None:
+    def _mean_loss(self, psi: Parts, target: Labeling, potentials: Potentials) -> None:
         """None: psi holds outputs times their losses, which does not determine the mean loss."""
         return
 
-    def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
+    def _largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
         """An upper bound of ``max_y loss(y) (score(y) - target's score)``, too high by at most the loss / 10 000."""
         many = 1e4  # scaling the potentials makes the 1 that the oracle adds negligible
         scaled = potentials.replace({name: many * tensor for name, tensor in potentials.tensors.items()})
@@ -294,8 +291,8 @@ class SlackRescaling(Around):
         return self.structure.check_target(target, potentials)
 
     @override
-    def settings(self) -> str:
-        return f"SlackRescaling({self.structure.settings()})"
+    def _settings(self) -> str:
+        return f"SlackRescaling({self.structure._settings()})"
 
     def __repr__(self) -> str:
         return f"SlackRescaling({self.structure!r}, oracle={self.oracle!r})"

@@ -18,6 +18,7 @@ is a single output even if all potentials are equal, and it is the same with and
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -77,7 +78,11 @@ _KNOWN = {
 def convention_of(kind: type[Any], axes: Sequence[int] | None, offset: int | None) -> Convention:
     """The convention of a class of torch-struct or of a subclass; ``axes`` and ``offset`` give it for other classes."""
     for base in kind.__mro__:
-        if base.__name__ in _KNOWN and base.__module__.partition(".")[0] == "torch_struct":
+        if base.__module__.partition(".")[0] == "torch_struct":
+            if base.__name__ not in _KNOWN:
+                if base is not kind and base.__name__ == "StructDistribution":
+                    break  # a user's distribution
+                raise TypeError(f"distribution={base.__name__} cannot be decoded: give one of {', '.join(_KNOWN)}")
             if axes is not None or offset is not None:
                 raise ValueError(
                     f"padded_axes={axes} and length_offset={offset} of {base.__name__} are known: give neither"
@@ -179,7 +184,8 @@ class TorchStruct(Structure):
         **arguments: Passed to ``distribution``, e.g. ``multiroot=False``.
 
     Raises:
-        TypeError: ``distribution`` is not a class with ``argmax``.
+        TypeError: ``distribution`` is not a class with ``argmax``, or one of torch-struct that is not listed above, or
+            does not take ``arguments``.
         ValueError: The padding of ``distribution`` is unknown, or an argument of the loss is wrong.
 
     Example:
@@ -215,6 +221,12 @@ class TorchStruct(Structure):
             name = distribution.__name__ if isinstance(distribution, type) else f"a {type(distribution).__name__}"
             raise TypeError(f"distribution must be a class with argmax, as torch_struct.LinearChainCRF; got {name}")
         self.convention = convention_of(distribution, padded_axes, length_offset)
+        try:
+            inspect.signature(distribution).bind(None, lengths=None, **arguments)
+        except TypeError as error:
+            raise TypeError(
+                f"distribution={distribution.__name__} does not take {sorted(arguments)}: {error}"
+            ) from None
         self.distribution: Any = distribution  # mypy takes no type[Any] for Hashable
         self.arguments = arguments
         self.custom_loss = loss_potentials
@@ -375,7 +387,7 @@ class TorchStruct(Structure):
 
     def _real(self, scores: Tensor, extents: Tensor) -> Tensor:
         """Mask of the parts that are not padding; broadcasts to ``scores``."""
-        real = torch.ones_like(extents, dtype=torch.bool).view(-1, *[1] * (scores.ndim - 1))
+        real = per_row(torch.ones_like(extents, dtype=torch.bool), scores)
         for axis in self.convention.axes:
             shape = [-1 if other == axis else 1 for other in range(scores.ndim)]
             position = torch.arange(scores.shape[axis], device=scores.device).view(shape)

@@ -11,9 +11,9 @@ from typing_extensions import override
 from torchssvm.core.arguments import check_costs, check_int64, check_whole
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
-from torchssvm.core.structure import Decoding, Structure, fit
+from torchssvm.core.structure import Decoding
 from torchssvm.structures.common import Head, check_fields, check_labels, check_shape, fitting, mask_of, weight
-from torchssvm.structures.labelled import Labelled, real_rows
+from torchssvm.structures.labelled import Labelled
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
 
@@ -85,8 +85,6 @@ class Forest(Labelled):
 
     _not_plain = "trees that differ from example to example are decoded by loops over single nodes"
 
-    settings = Structure.__repr__  # no attribute counts or caches
-
     unit = single = "node"
 
     def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
@@ -115,8 +113,7 @@ class Forest(Labelled):
         """Check the states, ``[B, N]`` int64, and the parents; add the pairs."""
         node, parent, lengths = potentials["node"], potentials.parent, potentials.lengths  # type: ignore[attr-defined]
         check_int64(target, "target", node.shape[:2], ", a state for every node")
-        batch, longest = node.shape[:2]
-        real = mask_of(lengths, batch, longest, target.device)
+        real = mask_of(lengths, target)
         check_labels(target, self.num_states, real)
         node_depths(node, parent, lengths)
         return self._with_pairs(target.masked_fill(~real, -1), parent)
@@ -124,22 +121,12 @@ class Forest(Labelled):
     @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         parent = potentials.parent  # type: ignore[attr-defined]
-        return {"edge": ((parent >= 0) & real_rows(potentials, "node"))[..., None, None]}
-
-    @override
-    def resize(self, labelings: ForestLabeling, target: ForestLabeling) -> ForestLabeling:
-        pairs = zip(labelings, target, strict=True)
-        return ForestLabeling(*(fit(stored, like.shape[1:], self.padding) for stored, like in pairs))
+        return {"edge": ((parent >= 0) & mask_of(potentials.lengths, parent))[..., None, None]}
 
     def _with_pairs(self, labels: Tensor, parent: Tensor) -> ForestLabeling:
         above = labels.gather(1, parent.clamp(min=0))
         joined = (parent >= 0) & (labels >= 0)
         return ForestLabeling(labels, torch.where(joined, above * self.num_states + labels, -1))
-
-    @override
-    def costs(self, target: ForestLabeling) -> Tensor:
-        real = (target.labels >= 0).to(torch.float64)
-        return real if self.class_weight is None else real * self.class_weight[target.labels.clamp(min=0)]
 
 
 class LinearForest(Head):

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_whole
-from torchssvm.core.operators import full_precision, product, upload
-from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.sparse_features import respond
-from torchssvm.structures.common import LinearHead, check_lengths, check_shape, fitting, padded, weight
+from torchssvm.core.operators import full_precision, product
+from torchssvm.core.potentials import Potentials
+from torchssvm.structures.common import LinearHead, check_shape, fitting, read_span, weight
 from torchssvm.structures.tree.structure import Tree
 
 
@@ -80,10 +79,7 @@ class LinearTree(LinearHead):
         """
         check_shape(x, "x", "B", "N", self.in_features)
         batch, longest, _ = x.shape
-        if lengths is None:
-            lengths = upload(torch.full((batch,), longest), x.device)
-        else:
-            check_lengths(lengths, batch, longest, x.device)
+        lengths, _ = read_span(lengths, batch, longest, x.device)
         with full_precision(x.device):
             x = x.to(self.node.dtype)
             node = product(x, self.node)
@@ -92,20 +88,5 @@ class LinearTree(LinearHead):
             edge = self.edge if self.structure.shared else self.edge[:longest]
             edge = edge.expand(batch, *edge.shape)
 
-        def adjoint(parts: Parts) -> list[Tensor]:
-            v = parts["node"]
-            gradients = [v.transpose(1, 2) @ x.detach(), padded(parts["edge"], self.edge)]
-            return gradients if self.bias is None else [*gradients, v.sum(1)]
-
-        def gram_product(parts: Parts) -> Parts:
-            v, features = parts["node"], x.detach()
-            change = respond(features, v)
-            return {
-                "node": change if self.bias is None else change + v.sum(1, keepdim=True),
-                "edge": parts["edge"],
-            }
-
-        ragged = {"node": 0} if self.structure.shared else {"node": 0, "edge": 0}
-        return Potentials(
-            {"node": node, "edge": edge}, lengths, ragged=ragged, adjoint=adjoint, gram_product=gram_product
-        )
+        tensors, ragged = {"node": node, "edge": edge}, {"node": 0} if self.structure.shared else {"node": 0, "edge": 0}
+        return Potentials(tensors, lengths, ragged=ragged, **self._with_pairs(x, "node", "edge"))

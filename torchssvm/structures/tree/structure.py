@@ -13,7 +13,7 @@ from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
 from torchssvm.structures.common import check_labels, check_potentials, mask_of
-from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, real_rows
+from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import check_parent, max_sum_tree, node_depths
 
@@ -129,7 +129,7 @@ class Tree(Labelled, Indexed):
         batch, longest, states = node.shape
         check_int64(target, "target", (batch, longest), ", a state for each node")
         labels, lengths = on_host(target), None if potentials.lengths is None else on_host(potentials.lengths)
-        real = mask_of(lengths, batch, longest, labels.device)
+        real = mask_of(lengths, labels)
         self.check_sizes([longest] if lengths is None else lengths.tolist())
         check_labels(labels, states, real)
         return upload(labels.masked_fill(~real, -1), node.device)
@@ -144,9 +144,9 @@ class Tree(Labelled, Indexed):
 
     @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        real = real_rows(potentials, "node")
+        real = mask_of(potentials.lengths, potentials["node"])
         nodes = {"node": real[..., None]}
-        parent = upload(self.parent[: real.shape[-1]], real.device)
+        parent = upload(self.parent[: real.shape[1]], real.device)
         return nodes if self.shared else {**nodes, "edge": (real & (parent >= 0))[..., None, None]}
 
     def check_sizes(self, sizes: list[int]) -> None:
@@ -165,13 +165,7 @@ class Tree(Labelled, Indexed):
 
     @override
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
-        batch, longest, states = potentials["node"].shape
-        return every_labeling(states, mask_of(potentials.lengths, batch, longest, potentials.device))
-
-    @override
-    def costs(self, target: Tensor) -> Tensor:
-        costs = (target >= 0).to(torch.float64)
-        return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
+        return every_labeling(self.num_states, mask_of(potentials.lengths, potentials["node"]))
 
     @override
     def _places(self, labels: Tensor) -> Places:  # type: ignore[override]
@@ -179,7 +173,7 @@ class Tree(Labelled, Indexed):
         parent = upload(self.parent[:longest], labels.device)
         real = labels >= 0
         known = labels.clamp(min=0)
-        both = real & (parent >= 0)
+        both = real & (parent >= 0) & real[:, :, parent.clamp(min=0)]
         pairs = (known[:, :, parent.clamp(min=0)] * states + known).masked_fill(~both, 0)
         nodes = torch.arange(longest, device=labels.device)
         pairs = pairs if self.shared else pairs + nodes * states**2
