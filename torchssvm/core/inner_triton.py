@@ -48,11 +48,11 @@ def _inner(a, b, size, by_example, c, d, more, by_other, total, place, n, block:
 
 @triton.jit
 def _sums(a, b, size, block: tl.constexpr):
-    found = tl.zeros([block], tl.float64)
+    total = tl.zeros([block], tl.float64)
     absolute = tl.zeros([block], tl.float64)
     for begin in range(0, size, block):
         at = begin + tl.arange(0, block)
         term = tl.load(a + at, at < size, 0.0).to(tl.float64) * tl.load(b + at, at < size, 0.0).to(tl.float64)
-        found += term
+        total += term
         absolute += tl.abs(term)
-    return tl.sum(found, 0), tl.sum(absolute, 0)
+    return tl.sum(total, 0), tl.sum(absolute, 0)

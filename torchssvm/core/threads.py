@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -36,12 +37,11 @@ def run_in_chunks(
     count = len(sizes)
     if not count:
         return []
-    threads = 1 if getattr(_local, "inside", False) else min(torch.get_num_threads(), count)
-    if threads > 1:
-        bounds = split(sizes, threads, grain)
-        if len(bounds) > 2:
-            return _run([_Task(function, bounds[i], bounds[i + 1], i) for i in range(len(bounds) - 1)])
-    return [function(0, count, 0)]
+    threads = 1 if getattr(_local, "inside", False) else torch.get_num_threads()
+    bounds = split(sizes, min(threads, count), grain) if threads > 1 else [0, count]
+    if len(bounds) == 2:
+        return [function(0, count, 0)]
+    return _run([_Task(function, begin, bounds[i + 1], i) for i, begin in enumerate(bounds[:-1])], threads)
 
 
 def split(sizes: Sequence[int] | np.ndarray, parts: int, grain: float = 0.0) -> list[int]:
@@ -65,10 +65,8 @@ def split(sizes: Sequence[int] | np.ndarray, parts: int, grain: float = 0.0) -> 
 class _Task:
     """One range; the thread that claims it first runs it."""
 
-    __slots__ = ("begin", "claim", "done", "end", "error", "function", "index", "result")
-
-    def __init__(self, function: Callable[[int, int, int], Any], begin: int, end: int, index: int) -> None:
-        self.function, self.begin, self.end, self.index = function, begin, end, index
+    def __init__(self, function: Callable[[int, int, int], Any], *arguments: int) -> None:
+        self.function, self.arguments = function, arguments
         self.claim, self.done = threading.Lock(), threading.Lock()
         self.done.acquire()
         self.result: Any = None
@@ -76,18 +74,20 @@ class _Task:
 
     def run(self) -> None:
         if self.claim.acquire(blocking=False):
-            inside, _local.inside = getattr(_local, "inside", False), True
+            _local.inside = True
             try:
-                self.result = self.function(self.begin, self.end, self.index)
+                self.result = self.function(*self.arguments)
             except BaseException as error:  # raised again by the caller
                 self.error = error
             finally:
-                _local.inside = inside
+                _local.inside = False
                 self.done.release()
 
 
-def _run(tasks: list[_Task]) -> list[Any]:
-    _pool.offer(tasks[1:])
+def _run(tasks: list[_Task], threads: int) -> list[Any]:
+    queue = _queue(threads - 1)  # futures of concurrent.futures take 0.1 ms more
+    for task in tasks[1:]:
+        queue.put(task)
     for task in tasks:
         task.run()
     for task in tasks:
@@ -98,23 +98,13 @@ def _run(tasks: list[_Task]) -> list[Any]:
     return [task.result for task in tasks]
 
 
-class _Pool:
-    """Threads that wait for tasks, started when they are first needed."""
-
-    def __init__(self) -> None:
-        self.queue: SimpleQueue[_Task] = SimpleQueue()
-        self.started = 0
-        self.lock = threading.Lock()
-
-    def offer(self, tasks: list[_Task]) -> None:
-        if self.started < len(tasks):
-            with self.lock:
-                while self.started < len(tasks):
-                    name = f"torchssvm-{self.started + 1}"
-                    threading.Thread(target=_work, args=(self.queue,), name=name, daemon=True).start()
-                    self.started += 1
-        for task in tasks:
-            self.queue.put(task)
+@functools.cache
+def _queue(threads: int) -> SimpleQueue[_Task]:
+    """A queue of tasks, and so many threads that wait for them."""
+    queue: SimpleQueue[_Task] = SimpleQueue()
+    for number in range(threads):
+        threading.Thread(target=_work, args=(queue,), name=f"torchssvm-{number + 1}", daemon=True).start()
+    return queue
 
 
 def _work(queue: SimpleQueue[_Task]) -> None:
@@ -122,13 +112,6 @@ def _work(queue: SimpleQueue[_Task]) -> None:
         queue.get().run()
 
 
-def _renew() -> None:
-    """Make a new pool in a forked child, which has none of the threads."""
-    global _pool
-    _pool = _Pool()
-
-
 _local = threading.local()
-_pool = _Pool()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+if hasattr(os, "register_at_fork"):  # a forked child has none of the threads
+    os.register_at_fork(after_in_child=_queue.cache_clear)

@@ -23,11 +23,11 @@ def scan(step: Step, carry: Any, over: tuple[Tensor, ...], *, reverse: bool = Fa
 
         return operator(step, carry, over, reverse=reverse)
     places = range(over[0].shape[0])
-    found: list[Tensor] = []
+    results: list[Tensor] = []
     for t in reversed(places) if reverse else places:
         carry, result = step(carry, tuple(tensor[t] for tensor in over))
-        found.append(result)
-    return carry, torch.stack(found[::-1] if reverse else found)
+        results.append(result)
+    return carry, torch.stack(results[::-1] if reverse else results)
 
 
 def repeat(step: Callable[..., tuple[Tensor, ...]], carry: tuple[Tensor, ...], most: int) -> tuple[Tensor, ...]:

@@ -137,11 +137,11 @@ class CertifiedEstimator(BaseEstimator):
         parameters = self.get_params(deep=False)
         settings = repr({name: value for name, value in parameters.items() if name not in _MAY_CHANGE})
         run = self._run_to_continue(head, settings)
-        digests = _digests(examples) if self.warm_start else None
-        before = run.digests if run is not None else None
-        if stay and digests is not None and before is not None:
+        digests: Any = _digests(examples) if self.warm_start else None
+        before = run.digests if run is not None and digests is not None else None
+        if stay and before is not None:
             digests[:stay] = before[:stay]  # of the packed examples, even if their arrays have changed
-        if run is not None and before is not None and digests is not None and torch.equal(before, digests):
+        if run is not None and before is not None and torch.equal(before, digests):
             trainer, head = run.trainer, run.head
             if trainer.dual.lam != lam:
                 trainer.dual.change_lam(lam)
@@ -149,10 +149,9 @@ class CertifiedEstimator(BaseEstimator):
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             solver = replace(or_default(solver, Solver, "solver"), seed=seed)
             start: dict[str, Any] = {}
-            if run is not None and stay:
-                start = {"start": run.trainer.dual if changed else run.trainer, "kept": None}
-            elif run is not None and before is not None and digests is not None:
-                start = {"start": run.trainer.dual if changed else run.trainer, "kept": _places(before, digests)}
+            if run is not None and (stay or before is not None):
+                kept = None if stay or before is None else _places(before, digests)
+                start = {"start": run.trainer.dual if changed else run.trainer, "kept": kept}
             trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
         self._run = _Run(trainer, head, digests, settings) if self._goes_on else None
         return self._train_to_gap(trainer, head, examples, lam)

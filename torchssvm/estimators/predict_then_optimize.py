@@ -47,6 +47,14 @@ from torchssvm.structures.decisions.structure import Decisions
 
 Array = NDArray[Any]
 
+_ANCHORS = ("zero", "least-squares")
+_COARSE = 0.1  # the gap, as a share of the primal, to which each lambda is trained
+_FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # lambdas that are tried, as multiples of the guess
+_AT_ANCHOR = 100.0  # with an anchor, the first one: the weights hardly leave the anchor
+_SAMPLE = 16  # examples of which lambda is guessed
+_BUDGET = 3.0  # lambdas below the best one may take so many times the passes that it and those before it took
+_CHECKED = 3.0  # passes between exact passes: few are needed at large lambdas
+
 
 @dataclass(eq=False, repr=False)
 class PredictThenOptimize(CertifiedEstimator):
@@ -139,7 +147,7 @@ class PredictThenOptimize(CertifiedEstimator):
         if lam is None:
             choice = self._choose(problems, solver)
             lam = choice.best.lam
-        (anchored,), base = anchor([problems], self.anchor, self.intercept_scaling, times)
+        (anchored,), base = _anchored([problems], self.anchor, self.intercept_scaling, times)
         with warnings.catch_warnings():
             if self.anchor != "zero":  # which may be right about every example
                 warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
@@ -198,7 +206,7 @@ class PredictThenOptimize(CertifiedEstimator):
         check_number(self.intercept_scaling, "intercept_scaling", least=0.0)
         if self.lam is not None:
             check_number(self.lam, "lam", above=0.0)
-        check_choice(self.anchor, "anchor", *ANCHORS)
+        check_choice(self.anchor, "anchor", *_ANCHORS)
         check_share(self.held_out, "held_out")
         return Decisions(self.program.oracle if isinstance(self.program, Decisions) else self.program)
 
@@ -233,32 +241,52 @@ class PredictThenOptimize(CertifiedEstimator):
                 check_counts(features, each, name)
         return Situations(features, *known)
 
-    def _new_head(self, x: Situations, structure: Decisions) -> LinearDecisions:
+    def _new_head(self, x: Any, structure: Decisions) -> LinearDecisions:
         size = x.x.shape[-1] + bool(self.intercept_scaling)
         return LinearDecisions(size, structure=structure, shared=self.shared, bias=False).to(x.x.dtype)
 
     def _choose(self, problems: DecisionProblems, solver: Solver | None) -> LamChoice:
-        n = len(problems)
+        """Follow lambda from large to small, to a loose gap, until smaller ones cost more than they may.
+
+        With an anchor, the first lambda is so large that the weights stay there.
+        """
+        n, structure = len(problems), problems.structure
         size = min(max(round(self.held_out * n), 1), n - 1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
-        parts = [part(problems, rows) for rows in (order[size:], order[:size])]
-        (train, held_out), _ = anchor(parts, self.anchor, self.intercept_scaling)
-        return choose_by_regret(
-            self._new_head(situations(problems), problems.structure),
-            train,
-            held_out,
-            anchored=self.anchor != "zero",
-            tol=float(self.tol),
-            max_passes=float(self.max_passes),
-            solver=solver,
-            seed=seed,
-            progress=bool(self.verbose),
-        )
+        parts = [_part(problems, rows) for rows in (order[size:], order[:size])]
+        (train, held_out), _ = _anchored(parts, self.anchor, self.intercept_scaling)
+        head: Any = self._new_head(problems.x, structure)
+
+        @torch.no_grad()
+        def score(trained: nn.Module) -> float:
+            decisions = structure.decode(trained(held_out.x))
+            return -float(structure.regret(decisions, held_out.target).mean())
+
+        if solver is None and structure._quick_to_decode:
+            solver = Solver(direction=FrankWolfe())  # the quickest to a loose gap
+        some = _part(train, torch.arange(min(_SAMPLE, len(train))))
+        factors = _FACTORS if self.anchor == "zero" else (_AT_ANCHOR, *_FACTORS)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")  # an anchor may be right
+            guess = _guess(head, some) * len(some) / len(train)
+            return choose_lam(
+                head,
+                train,
+                held_out,
+                [factor * guess for factor in factors],
+                tolerance=Relative(max(float(self.tol), _COARSE)),  # the run that follows needs no smaller gap
+                score=score,
+                patience=2,
+                budget=_BUDGET,
+                max_passes=float(self.max_passes),
+                solver=replace(or_default(solver, Solver, "solver"), seed=seed, schedule=WhenEstimated(_CHECKED)),
+                progress=bool(self.verbose),
+            )
 
     def _costs(self, x: Situations) -> Array:
         check_shape(x.x, "X", *x.x.shape[:-1], self.n_features_in_)
-        costs = linear(x.x, np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_))
+        costs = _linear(x.x, np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_))
         if x.fixed is None:
             return costs
         check_shape(x.fixed, "X.fixed", *costs.shape)
@@ -276,42 +304,36 @@ def _as_costs(costs: Any) -> Tensor:
     return torch.from_numpy(np.require(costs, np.float64, ["C", "W"]))
 
 
-ANCHORS = ("zero", "least-squares")
-
-
-def anchor(
+def _anchored(
     problems: Sequence[DecisionProblems], kind: str, intercept_scaling: float, weight: Array | None = None
 ) -> tuple[list[DecisionProblems], tuple[Array, Array]]:
     """Problems with the anchor's costs among the known ones, and with the feature of the intercepts.
 
-    The anchor is fitted on the first of them, whose examples count ``weight`` ``[n]`` times. ``kind`` is one of
-    ``ANCHORS``; ``intercept_scaling`` is the size of the feature, 0 adds none. Also returns the anchor's weights and
-    intercepts, as :func:`least_squares` does.
+    The anchor is fitted on the first of them, whose examples count ``weight`` ``[n]`` times. Also returns its weights
+    ``[D, F]`` and intercepts ``[D]``; ``[1, F]`` and ``[1]`` for shared ones.
     """
     base = (np.zeros(1), np.zeros(1))
     if kind == "least-squares":
-        base = least_squares(problems[0], bool(intercept_scaling), weight)
+        base = _least_squares(problems[0], bool(intercept_scaling), weight)
     with_anchor = []
     for one in problems:
-        anchored, x = copy.copy(one), situations(one)
-        features, fixed = x.x, x.fixed
+        anchored, (features, fixed, given) = copy.copy(one), one.x
         if kind != "zero":
-            costs = torch.from_numpy(linear(features, *base))
+            costs = torch.from_numpy(_linear(features, *base))
             fixed = costs if fixed is None else costs + fixed
         if intercept_scaling:
             ones = torch.full((*features.shape[:-1], 1), float(intercept_scaling), dtype=features.dtype)
             features = torch.cat([features, ones], -1)
-        anchored.x = Situations(features, fixed, x.given)
+        anchored.x = Situations(features, fixed, given)
         with_anchor.append(anchored)
     return with_anchor, base
 
 
-def least_squares(problems: DecisionProblems, intercept: bool, weight: Array | None = None) -> tuple[Array, Array]:
-    """The weights ``[D, F]`` and the intercepts ``[D]`` of least squares; ``[1, F]`` and ``[1]`` for shared ones."""
-    given = situations(problems)
-    x, costs = given.x.to(torch.float64).numpy(), problems.target.cost.numpy()
-    if given.fixed is not None:
-        costs = costs - given.fixed.numpy()
+def _least_squares(problems: DecisionProblems, intercept: bool, weight: Array | None) -> tuple[Array, Array]:
+    features, fixed, _ = problems.x
+    x, costs = features.to(torch.float64).numpy(), problems.target.cost.numpy()
+    if fixed is not None:
+        costs = costs - fixed.numpy()
     if x.ndim == 3:
         x, costs = x.reshape(-1, x.shape[-1]), costs.reshape(-1, 1)
     ones = np.full((len(x), 1), float(intercept))
@@ -320,90 +342,27 @@ def least_squares(problems: DecisionProblems, intercept: bool, weight: Array | N
     return weights[:, :-1], weights[:, -1]
 
 
-def linear(features: Tensor, coef: Array, intercept: Array) -> Array:
+def _linear(features: Tensor, coef: Array, intercept: Array) -> Array:
     """``W x + b``, ``[n, D]`` float64."""
     x = features.to(torch.float64).numpy()
     return np.asarray(x @ coef[0] + intercept[0] if x.ndim == 3 else x @ coef.T + intercept)
 
 
-def situations(problems: DecisionProblems) -> Situations:
-    """The features of problems as :class:`Situations`."""
-    return problems.x if isinstance(problems.x, Situations) else Situations(problems.x)
-
-
-def part(problems: DecisionProblems, rows: Tensor) -> DecisionProblems:
+def _part(problems: DecisionProblems, rows: Tensor) -> DecisionProblems:
     """Some of the problems, with their solutions."""
     some = copy.copy(problems)
     some.x, some.target = tree_map(lambda tensor: tensor[rows], (problems.x, problems.target))
     return some
 
 
-COARSE = 0.1  # the gap, as a share of the primal, to which each lambda is trained
-FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # lambdas that are tried, as multiples of the guess
-AT_ANCHOR = 100.0  # with an anchor, the first one: the weights hardly leave the anchor
-SAMPLE = 16  # examples of which lambda is guessed
-BUDGET = 3.0  # lambdas below the best one may take so many times the passes that it and those before it took
-CHECKED = 3.0  # passes between exact passes: few are needed at large lambdas
-
-
-def choose_by_regret(
-    head: LinearDecisions,
-    train: DecisionProblems,
-    held_out: DecisionProblems,
-    *,
-    anchored: bool,
-    tol: float,
-    max_passes: float,
-    solver: Solver | None,
-    seed: int,
-    progress: bool,
-) -> LamChoice:
-    """Follow lambda from large to small, to a loose gap, until smaller ones cost more than they may.
-
-    Where ``anchored``, the first lambda is so large that the weights stay at the anchor. ``tol`` is the relative gap of
-    the run that follows; a path is not trained to a smaller one. Without a ``solver``, steps are Frank-Wolfe where
-    decoding is quick.
-    """
-
-    def score(trained: nn.Module) -> float:
-        return -float(regrets(trained, held_out).mean())
-
-    if solver is None and train.structure._quick_to_decode:
-        solver = Solver(direction=FrankWolfe())  # the quickest to a loose gap
-    some = part(train, torch.arange(min(SAMPLE, len(train))))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")  # an anchor may be right
-        guess = _guess(head, some) * len(some) / len(train)
-        return choose_lam(
-            head,
-            train,
-            held_out,
-            [factor * guess for factor in ((AT_ANCHOR, *FACTORS) if anchored else FACTORS)],
-            tolerance=Relative(max(tol, COARSE)),
-            score=score,
-            patience=2,
-            budget=BUDGET,
-            max_passes=max_passes,
-            solver=replace(or_default(solver, Solver, "solver"), seed=seed, schedule=WhenEstimated(CHECKED)),
-            progress=progress,
-        )
-
-
 def _guess(head: LinearDecisions, problems: DecisionProblems) -> float:
     """A lambda for these problems; without the anchor if it fits all of them."""
-    x = situations(problems)
+    features, fixed, given = problems.x
     try:
         return guess_lam(head, problems)
     except ValueError:
-        if x.fixed is None:
+        if fixed is None:
             raise
     bare = copy.copy(problems)
-    bare.x = Situations(x.x, None, x.given)
+    bare.x = Situations(features, None, given)
     return guess_lam(head, bare)
-
-
-def regrets(head: nn.Module, problems: DecisionProblems) -> Tensor:
-    """The regret of every problem, ``[n]``."""
-    structure = problems.structure
-    with torch.no_grad():
-        return structure.regret(structure.decode(head(problems.x)), problems.target)

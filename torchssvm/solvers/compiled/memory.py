@@ -210,10 +210,10 @@ class BlockMemory:
         """Note the lengths of the blocks ``index`` (None for all), which hold labelings now; finish the labelings."""
         if self.labelings is None:
             return
-        if self.adapter.ragged:
-            sets, rows = self.labelings.sets, slice(None) if index is None else index
-            sets.length[rows] = torch.where(sets.count[rows] > 0, self.lengths[rows], sets.length[rows])
         sets = self.labelings.sets
+        if self.adapter.ragged:
+            rows = slice(None) if index is None else index
+            sets.length[rows] = torch.where(sets.count[rows] > 0, self.lengths[rows], sets.length[rows])
         if len(sets.labelings) > 1:
             examples, slots = (sets.used > self._finished).nonzero(as_tuple=True)
             self.adapter.finish(sets.labelings, examples, slots)

@@ -57,7 +57,6 @@ def pack(
             yield earlier
         for batch in restrict(batches, dual.own) if dual.ranks else batches:
             batch, weight = apart(as_batch(batch), dual.structure)
-            _check_kind(adapter.inputs(batch.x))
             yield _piece(adapter, dual, to_device(batch, "cpu"), weight, dtype)
 
     for piece in read():
@@ -169,20 +168,16 @@ def long_features(examples: Examples) -> int:
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
 
 
-def _check_kind(x: object) -> None:
-    if isinstance(x, SparseFeatures):
-        return
-    if not isinstance(x, Tensor) or x.layout != torch.strided:
-        raise TypeError(f"x={type(x).__name__} must be a dense tensor, or SparseFeatures for a sparse head")
-
-
 def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor | None, dtype: torch.dtype) -> Piece:
+    given = adapter.inputs(batch.x)
+    if not isinstance(given, SparseFeatures) and (not isinstance(given, Tensor) or given.layout != torch.strided):
+        raise TypeError(f"x={type(given).__name__} must be a dense tensor, or SparseFeatures for a sparse head")
     with torch.no_grad():
         potentials = as_potentials(adapter.apply(batch))
     index = check_batch(dual, batch.index, potentials)
     adapter.carries |= any(getattr(potentials, name) is not None for name in potentials.carried)
     target = adapter.structure.check_target(batch.y, potentials)
-    check_finite(adapter.inputs(batch.x), index, dtype)
+    check_finite(given, index, dtype)
     with naming(batch.index):
         read = adapter.read(batch.x, target, potentials)
     x = read.features

@@ -124,7 +124,6 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._whole = self.early = solves_whole(self.direction, dual.storage)
         if self._whole:  # every cycle of sweeps visits all blocks, so that no gap grows old
             self.schedule = WhenEstimated(passes=30.0)
-        if self._whole:
             adapter = adapter.whole()
             assert adapter is not None
         self._corrects = isinstance(self.direction, Corrective) and not self._whole
