@@ -198,16 +198,20 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     value = min(value, primal)  # a dual above the primal is rounding
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
     strange = drift > 100 * rounding
+    # Without refresh, weights that the dual has not set, such as an average, say nothing of the run.
+    foreign = not refresh and (dual.written_to() or dual.norm_changed(sizes.weights**0.5))
     # At a tiny lambda masses round to other weights: what that is worth goes with the losses.
     largest = float(result.losses[1].max()) if result.losses.numel() else 0.0
     visible = dual.lam / 2 * difference > (10 * rounding) ** 2 * abs(loss) + _MASSES * largest
-    if strange and visible and (refresh or not dual.norm_changed(sizes.weights**0.5)):  # else an average, or the like
+    if strange and visible and not foreign:
         warn(
             f"the weights differ from the dual's by {drift:.2g} of their length: features have moved, an index names "
-            "several examples, or another optimizer stepped. The next step starts from the dual's"
+            "several examples, or another optimizer stepped"
+            + (". The next step starts from the dual's" if refresh else "")
         )
-    if refresh or not strange:
-        with undisturbed():
+    with undisturbed():
+        dual.oracle_calls += dual.num_examples
+        if refresh or not (foreign or strange):
             result.remember()
             if dual.steps:
                 dual.targets = result.targets
@@ -216,14 +220,11 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             dual.gap_estimates, dual.oracle_gaps = upload(gaps, device), upload(gaps.clone(), device)
             dual.keep_sums(loss, result.gap_estimate)
             dual.certified_gap = primal - value
-            dual.oracle_calls += dual.num_examples
-            if refresh:
-                dual.recomputed = parts_of(sizes.numbers.to(dual.dtype), dual.parameters)
-                if _far(dual, sizes):
-                    dual.restarts += 1  # the next step starts elsewhere
-                    dual.storage.forget_features()
-    else:
-        dual.oracle_calls += dual.num_examples
+        if refresh:
+            dual.recomputed = parts_of(sizes.numbers.to(dual.dtype), dual.parameters)
+            if _far(dual, sizes):
+                dual.restarts += 1  # the next step starts elsewhere
+                dual.storage.forget_features()
     if result.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
         warn(
             "the primal is 0 at zero weights: the oracle returned an output without loss for every example. If outputs "
