@@ -8,6 +8,7 @@ import pytest
 from torchssvm import Relative
 from torchssvm.solvers.solver import Tolerance, check_tolerance, is_within, largest_gap, times
 
+
 def test_one_place_says_what_a_tolerance_allows():
     share: Tolerance = Relative(0.1)
     assert largest_gap(share, 3.0) == pytest.approx(0.3)

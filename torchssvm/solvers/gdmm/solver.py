@@ -26,8 +26,9 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
-from torchssvm.solvers.certificate import FactorwiseCertificate, PassReport, dual_exceeds_primal, write
+from torchssvm.solvers.certificate import dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.problem import Problem
+from torchssvm.solvers.gdmm.reports import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm.rules import (
     AwayStep,
     BlockGreedy,
