@@ -24,8 +24,9 @@ from torchssvm.solvers.certificate import Certificate, weights_kept, write
 from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
 from torchssvm.solvers.figures import new_figure
 from torchssvm.solvers.guess_lam import guess_lam
+from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.solver import Relative, Solver, Tolerance, is_within, percent
-from torchssvm.solvers.trainer import check_limits, shown
+from torchssvm.solvers.trainer import check_limits
 from torchssvm.solvers.training import make_trainer, move, on_device
 
 if TYPE_CHECKING:

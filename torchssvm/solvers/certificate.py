@@ -262,11 +262,11 @@ def write(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
 
 
 @contextmanager
-def weights_kept(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Give copies of the weights, and put them back at the end."""
+def weights_kept(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Put the weights back at the end."""
     copies = [parameter.detach().clone() for parameter in parameters]
     try:
-        yield copies
+        yield
     finally:
         write(copies, parameters)
 

@@ -40,8 +40,9 @@ from torchssvm.solvers.gdmm.rules import (
     SortedOracle,
 )
 from torchssvm.solvers.gdmm.training_set import digest_features, with_fixed_features
+from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.solver import EveryPasses, Schedule, Tolerance, counting_from, is_within
-from torchssvm.solvers.trainer import ProgressLine, run_until
+from torchssvm.solvers.trainer import run_until
 
 _FORMAT = 3
 
