@@ -105,8 +105,8 @@ def certify(
 
     Also updates every gap estimate. Rounding makes the head's weights drift from the dual's w(alpha), by 1e-6 to 4e-5
     relative in float32. With ``refresh`` the next optimizer step starts from the recomputed w(alpha); until then
-    the head keeps the weights that the certificate is about. Without it, a head that holds other weights than the dual
-    has set, such as an average, leaves the run as it is.
+    the head keeps the weights that the certificate is about. Without it, weights that were written to since the last
+    step, such as an average, leave the run as it is.
 
     The pass runs in float64: a float64 copy of the weights and buffers of the head, on float64 features, so that
     primal, dual and gap are exact to the rounding of float64. Features of a network below the head are computed as in
