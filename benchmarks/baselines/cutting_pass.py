@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import full_precision, in_full_precision, on_host
+from torchssvm.core.operators import full_precision, on_host
 from torchssvm.core.potentials import scale
 from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.row_sparse import flat, squared_norm
@@ -63,10 +63,8 @@ def make_pass(
     hinges, exact, relaxed = 0.0, True, False
     targets = torch.zeros(problem.num_examples, dtype=torch.int64)
     collected = torch.zeros(slack.size, dtype=torch.float64)
-    head, device = in_full_precision(head, problem.parameters), problem.parameters[0].device
-    for batch, potentials, index in every_example(
-        head, batches, device, partial(check_batch, problem), problem.num_examples
-    ):
+    check, device = partial(check_batch, problem), problem.parameters[0].device
+    for batch, potentials, index in every_example(head, batches, device, check, problem.num_examples):
         target = problem.structure.check_target(batch.y, potentials)
         targets[on_host(index)] = digest_examples(target, potentials)
         corner = find_corner(problem.structure, potentials, target)

@@ -17,8 +17,9 @@ from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
+from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.solver import EveryPasses, Tolerance, counting_from
-from torchssvm.solvers.trainer import ProgressLine, run_until
+from torchssvm.solvers.trainer import run_until
 
 from .cutting_pass import Pass, make_pass
 from .one_slack import OneSlack

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
 from torchssvm.core.interrupts import undisturbed
-from torchssvm.core.operators import first_occurrences, full_precision, in_full_precision, on_host
+from torchssvm.core.operators import first_occurrences, full_precision, on_host
 from torchssvm.core.potentials import conform, inner, subtract
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
@@ -120,7 +120,7 @@ class ExponentiatedGradient(DualTrainer):
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
         for batch, potentials, index in every_example(
-            in_full_precision(self.head, dual.parameters),
+            self.head,
             self.batches,
             dual.parameters[0].device,
             partial(check_batch, dual),

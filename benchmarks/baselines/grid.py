@@ -14,8 +14,9 @@ from torchssvm.core.structure import Structure
 from torchssvm.path.choose_lam import check_lams
 from torchssvm.path.run import train_at
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.solver import Solver, Tolerance
-from torchssvm.solvers.trainer import check_limits, shown
+from torchssvm.solvers.trainer import check_limits
 from torchssvm.solvers.training import make_trainer, on_device
 
 

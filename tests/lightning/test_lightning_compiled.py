@@ -103,7 +103,7 @@ def test_the_torch_loop_does_what_is_not_compiled(name, words, visits):
 
 
 def test_features_that_would_not_fit_are_computed_again_and_again(words, visits, monkeypatch):
-    monkeypatch.setattr("torchssvm.solvers.training.available_memory", lambda device: 10)
+    monkeypatch.setattr("torchssvm.solvers.choice.available_memory", lambda device: 10)
     model = chain()
     trainer(max_epochs=1).fit(model, loader(words))
     assert not visits

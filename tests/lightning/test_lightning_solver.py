@@ -22,7 +22,7 @@ from torchssvm import (  # noqa: E402
     Weights,
 )
 from torchssvm.lightning import DualityGap, StructuredSVM  # noqa: E402
-from torchssvm.solvers import EveryPasses, training  # noqa: E402
+from torchssvm.solvers import EveryPasses, choice  # noqa: E402
 from torchssvm.steps import BoxQP  # noqa: E402
 
 
@@ -33,7 +33,7 @@ def fitted(epochs: int = 3, compiled: bool | None = None, **rules):
 
 
 def test_nothing_said_is_the_compiled_loop_with_the_cache(capsys, monkeypatch):
-    monkeypatch.setattr(training, "_told", set())
+    monkeypatch.setattr(choice, "_told", set())
     model, certificate = fitted()
     assert model._run.compiled
     assert isinstance(model.rules.direction, Corrective)
@@ -75,7 +75,7 @@ def test_a_run_goes_on_whatever_memory_is_free(tmp_path, monkeypatch):
     first = trainer(DualityGap(1e-9, every_n_epochs=1), max_epochs=2, enable_checkpointing=False)
     first.fit(model, Words().by_gaps())
     first.save_checkpoint(tmp_path / "run.ckpt")
-    monkeypatch.setattr(training._Fits, "__call__", lambda self, storage: not isinstance(storage, Labelings))
+    monkeypatch.setattr(choice._Fits, "__call__", lambda self, storage: not isinstance(storage, Labelings))
     again = svm(None)
     gap = DualityGap(1e-9, every_n_epochs=1)
     trainer(gap, max_epochs=4, enable_checkpointing=False).fit(

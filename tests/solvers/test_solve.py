@@ -28,12 +28,12 @@ from torchssvm import (
     solve,
 )
 from torchssvm.datasets import PaddedDataset
-from torchssvm.solvers import Certificate, training
+from torchssvm.solvers import Certificate, choice
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_told_yet(monkeypatch):
-    monkeypatch.setattr(training, "_told", set())
+    monkeypatch.setattr(choice, "_told", set())
 
 
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
@@ -110,7 +110,7 @@ def test_memory_chooses_the_storage(capsys):
 
 def test_features_that_do_not_fit_leave_the_compiled_loop(monkeypatch, capsys):
 
-    monkeypatch.setattr("torchssvm.solvers.training.SHARE", 1e-15)
+    monkeypatch.setattr("torchssvm.solvers.choice.SHARE", 1e-15)
     problem = chain(5, n=8)
     solver = Solver(memory_limit=10**6)
     assert isinstance(make_trainer(problem.head, Items(problem), problem.lam, solver=solver), TorchLoop)

@@ -8,8 +8,6 @@ import pytest
 from torchssvm import Relative
 from torchssvm.solvers.solver import Tolerance, check_tolerance, is_within, largest_gap, times
 
-"""Its ``tolerance`` is a share already, of a block's gap."""
-
 
 def test_one_place_says_what_a_tolerance_allows():
     share: Tolerance = Relative(0.1)

@@ -8,7 +8,7 @@ precision: the gap of a good solution is smaller than the error of such potentia
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
@@ -225,22 +225,6 @@ def _precision(kind: str) -> str:
     if _get is not None:
         return _get("cuda" if kind == "cuda" else "mkldnn", "matmul")
     return {"highest": "ieee", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "tf32")
-
-
-def in_full_precision(head: Callable[..., Any], weights: Sequence[Tensor]) -> Callable[..., Any]:
-    """``head`` in full precision, if it is a module whose only parameters are ``weights``.
-
-    Features below a head stay in the precision of the process: training has seen the same ones.
-    """
-    ids = {id(weight) for weight in weights}
-    if not isinstance(head, nn.Module) or any(id(p) not in ids for p in head.parameters()):
-        return head
-
-    def call(*args: Any) -> Any:
-        with full_precision(weights[0].device):
-            return head(*args)
-
-    return call
 
 
 @contextmanager

@@ -43,9 +43,9 @@ from torchssvm.estimators.examples import (
     rows_of,
     size_of,
 )
+from torchssvm.solvers.advice import advice_if_small, warn_if_zero
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import fit_temperature
-from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
 from torchssvm.solvers.solver import Relative, Solver, is_within
 from torchssvm.solvers.training import make_trainer
 from torchssvm.structures.weighted import WeightedExamples, WeightedHead

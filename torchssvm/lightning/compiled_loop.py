@@ -16,8 +16,9 @@ from torchssvm.core.gradients import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.lightning.training_batches import count_examples, exact_pass_loader, own_draws
+from torchssvm.solvers.choice import CPU, STORAGES, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
-from torchssvm.solvers.training import CPU, STORAGES, Choice, Sample, choose, move, of_all_ranks
+from torchssvm.solvers.training import move
 
 _SAMPLED = 16  # examples from which the memory of all is estimated
 

@@ -20,12 +20,13 @@ from torchssvm.core.gradients import evaluating
 from torchssvm.lightning.fit import Fit, InPrecision, fit_of
 from torchssvm.lightning.refusals import refuse_callbacks
 from torchssvm.lightning.training_batches import exact_pass_loader
-from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
+from torchssvm.solvers.advice import warn_if_far
+from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.exact_pass import primal
+from torchssvm.solvers.gdmm.reports import FactorwiseCertificate
 from torchssvm.solvers.report import Entry, History
 from torchssvm.solvers.solver import Relative, Schedule, Tolerance, check_tolerance, is_within
 from torchssvm.solvers.trainer import Pacing
-from torchssvm.solvers.training import warn_if_far
 
 _EPOCHS = 10  # between certificates, where neither epochs nor a schedule say so
 _MONITORED = ("primal", "dual", "gap", "exact", "gap_age", "passes", "oracle_calls", "gap_estimate", "relaxed_gap")

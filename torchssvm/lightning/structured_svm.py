@@ -27,13 +27,15 @@ from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraini
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import training_modes
 from torchssvm.lightning.training_batches import EpochPart, exact_pass_loader, own_draws
+from torchssvm.solvers.advice import warn_if_estimated_far
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.choice import compiled_form, print_choice
 from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
-from torchssvm.solvers.training import compiled_form, move, print_choice, warn_if_estimated_far
+from torchssvm.solvers.training import move
 
 _BAR_EVERY = 10
 _OF_THE_TRAINER = {

@@ -19,13 +19,15 @@ from torchssvm.core.packages import warn
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.run import Solved, train_at
+from torchssvm.solvers.advice import FAR_ABOVE, FAR_BELOW, guess_or_none, warn_if_short
 from torchssvm.solvers.certificate import Certificate, weights_kept, write
 from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
 from torchssvm.solvers.figures import new_figure
-from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW, guess_lam, guess_or_none
+from torchssvm.solvers.guess_lam import guess_lam
+from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.solver import Relative, Solver, Tolerance, is_within, percent
-from torchssvm.solvers.trainer import check_limits, shown
-from torchssvm.solvers.training import make_trainer, move, on_device, warn_if_short
+from torchssvm.solvers.trainer import check_limits
+from torchssvm.solvers.training import make_trainer, move, on_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

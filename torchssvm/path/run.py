@@ -25,8 +25,8 @@ from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.progress_line import ProgressLine, shown
 from torchssvm.solvers.solver import Relative, Solver, Tolerance, check_tolerance, is_within, largest_gap, times
-from torchssvm.solvers.trainer import ProgressLine, shown
 from torchssvm.solvers.training import make_trainer, on_device
 from torchssvm.steps.box_qp import CommonStep
 

@@ -3,6 +3,7 @@
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
+from torchssvm.solvers.choice import choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer
 from torchssvm.solvers.evaluation import Evaluation
@@ -14,7 +15,7 @@ from torchssvm.solvers.running_average import Average, SuffixAverage, UniformAve
 from torchssvm.solvers.solver import EveryPasses, Relative, Solver, WhenEstimated
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import Trainer
-from torchssvm.solvers.training import choose, make_trainer, solve
+from torchssvm.solvers.training import make_trainer, solve
 
 __all__ = [
     "BCFW",

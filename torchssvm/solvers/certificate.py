@@ -105,8 +105,8 @@ def certify(
 
     Also updates every gap estimate. Rounding makes the head's weights drift from the dual's w(alpha), by 1e-6 to 4e-5
     relative in float32. With ``refresh`` the next optimizer step starts from the recomputed w(alpha); until then
-    the head keeps the weights that the certificate is about. Without it, a head that holds other weights than the dual
-    has set, such as an average, leaves the run as it is.
+    the head keeps the weights that the certificate is about. Without it, weights that were written to since the last
+    step, such as an average, leave the run as it is.
 
     The pass runs in float64: a float64 copy of the weights and buffers of the head, on float64 features, so that
     primal, dual and gap are exact to the rounding of float64. Features of a network below the head are computed as in
@@ -198,16 +198,20 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     value = min(value, primal)  # a dual above the primal is rounding
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
     strange = drift > 100 * rounding
+    # Without refresh, weights that the dual has not set, such as an average, say nothing of the run.
+    foreign = not refresh and (dual.written_to() or dual.norm_changed(sizes.weights**0.5))
     # At a tiny lambda masses round to other weights: what that is worth goes with the losses.
     largest = float(result.losses[1].max()) if result.losses.numel() else 0.0
     visible = dual.lam / 2 * difference > (10 * rounding) ** 2 * abs(loss) + _MASSES * largest
-    if strange and visible and (refresh or not dual.norm_changed(sizes.weights**0.5)):  # else an average, or the like
+    if strange and visible and not foreign:
         warn(
             f"the weights differ from the dual's by {drift:.2g} of their length: features have moved, an index names "
-            "several examples, or another optimizer stepped. The next step starts from the dual's"
+            "several examples, or another optimizer stepped"
+            + (". The next step starts from the dual's" if refresh else "")
         )
-    if refresh or not strange:
-        with undisturbed():
+    with undisturbed():
+        dual.oracle_calls += dual.num_examples
+        if refresh or not (foreign or strange):
             result.remember()
             if dual.steps:
                 dual.targets = result.targets
@@ -216,14 +220,11 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             dual.gap_estimates, dual.oracle_gaps = upload(gaps, device), upload(gaps.clone(), device)
             dual.keep_sums(loss, result.gap_estimate)
             dual.certified_gap = primal - value
-            dual.oracle_calls += dual.num_examples
-            if refresh:
-                dual.recomputed = parts_of(sizes.numbers.to(dual.dtype), dual.parameters)
-                if _far(dual, sizes):
-                    dual.restarts += 1  # the next step starts elsewhere
-                    dual.storage.forget_features()
-    else:
-        dual.oracle_calls += dual.num_examples
+        if refresh:
+            dual.recomputed = parts_of(sizes.numbers.to(dual.dtype), dual.parameters)
+            if _far(dual, sizes):
+                dual.restarts += 1  # the next step starts elsewhere
+                dual.storage.forget_features()
     if result.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
         warn(
             "the primal is 0 at zero weights: the oracle returned an output without loss for every example. If outputs "
@@ -261,11 +262,11 @@ def write(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
 
 
 @contextmanager
-def weights_kept(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Give copies of the weights, and put them back at the end."""
+def weights_kept(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Put the weights back at the end."""
     copies = [parameter.detach().clone() for parameter in parameters]
     try:
-        yield copies
+        yield
     finally:
         write(copies, parameters)
 
@@ -387,96 +388,3 @@ def recompute_weights(
         dual.certified_gap = torch.inf
     dual.sum_over_ranks()
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
-
-
-@dataclass(frozen=True)
-class FactorwiseCertificate(Certificate):
-    """Bounds of the problem P and of its relaxation P' at GDMM's weights, and the disagreement of the factors.
-
-    P has maxima over outputs: ``dual <= min P <= primal``. GDMM minimises the relaxation P', with maxima over the local
-    polytope: ``relaxed_dual <= min P' <= relaxed_primal``. P' is at least P everywhere, so ``primal <=
-    relaxed_primal``, but ``relaxed_dual`` bounds min P' only, and may be above min P. On chains the local polytope is
-    the hull of the outputs, and P' is P. All bounds hold for any violation.
-
-    GDMM brings ``relaxed_gap`` to 0, and stops on it. On label sets ``gap`` may stay positive:
-    :meth:`torchssvm.GDMM.dual_state` lets BCFW continue on P.
-
-    ``primal`` belongs to the head's weights; it is an upper bound unless every example was decoded exactly (``exact``).
-    ``dual`` is the largest dual objective of the means of outputs in all certificates so far, ``relaxed_dual`` the
-    largest of their points of the local polytope. ``passes`` counts GDMM's passes, ``oracle_calls`` the decodings of
-    certificates, as nothing else decodes.
-
-    Attributes:
-        relaxed_primal: An upper bound of ``P'(w)``, at the same weights.
-        relaxed_dual: A lower bound of min P'.
-        relaxed_gap: ``relaxed_primal - relaxed_dual``.
-        has_relaxation: Whether the local polytope is larger than the hull of the outputs, as on label sets. Otherwise
-            the bounds of the relaxation equal the problem's.
-        violation: Mean total variation ``1/2 |M pi_f - pi_j|_1`` over all pairs of a factor and its variable; 0 to 1.
-        worst_violation: The largest total variation.
-
-    Example:
-        >>> certificate = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1).solve(tolerance=0.05)
-        >>> certificate.dual <= certificate.primal <= certificate.relaxed_primal
-        True
-    """
-
-    relaxed_primal: float
-    relaxed_dual: float
-    relaxed_gap: float
-    has_relaxation: bool
-    violation: float
-    worst_violation: float
-
-    @property
-    def gaps(self) -> str:
-        """The gap of the problem, and of its relaxation if it has one."""
-        relaxation = f", relaxed gap {self.relaxed_gap:.6g}" if self.has_relaxation else ""
-        return super().gaps + relaxation
-
-    def __str__(self) -> str:
-        relaxation = (
-            f"; of the relaxation: primal {self.relaxed_primal:.6g}, dual {self.relaxed_dual:.6g}, "
-            f"gap {self.relaxed_gap:.6g} ({100 * self.relative_relaxed_gap:.3g} % of its primal)"
-        )
-        return (
-            f"{self.bounds}{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} "
-            f"after {self.passes:.0f} passes"
-        )
-
-    @property
-    def relative_relaxed_gap(self) -> float:
-        """``relaxed_gap / relaxed_primal``."""
-        return self.relaxed_gap / self.relaxed_primal if self.relaxed_primal > 0.0 else 0.0
-
-
-@dataclass(frozen=True)
-class PassReport:
-    """One pass of GDMM.
-
-    Attributes:
-        passes: Passes made, this one included.
-        violation: As in :class:`FactorwiseCertificate`.
-        worst_violation: The largest total variation.
-        rho: Penalty of this pass, times n.
-        visited: Entries that the factorwise oracle of higher-order factors looked at.
-        queries: Calls of the factorwise oracle.
-        seconds: Duration.
-
-    Example:
-        >>> trainer = GDMM(LinearChain(4, 3), in_order(chains), num_examples=20, lam=0.1)
-        >>> report = trainer.step()
-        >>> report.passes, report.violation >= 0
-        (1, True)
-    """
-
-    passes: int
-    violation: float
-    worst_violation: float
-    rho: float
-    visited: int
-    queries: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"pass {self.passes}: violation {self.violation:.2g}, rho {self.rho:.3g}, {self.seconds:.2f} s"

@@ -20,7 +20,7 @@ from torchssvm.core.states import Numbers, Stateful, check_entries, copied
 from torchssvm.core.structure import Structure, fit
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import UNKNOWN
-from torchssvm.solvers.certificate import Certificate, recompute_weights, write
+from torchssvm.solvers.certificate import Certificate, certify, recompute_weights, write
 from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.solver import Relative, Solver, Tolerance
 from torchssvm.solvers.training import make_trainer
@@ -191,30 +191,13 @@ class LatentTrainer(Stateful):
             with undisturbed():
                 write(self._before, self.head.parameters())
                 self._before, self.settled = None, True
-            return self._of_current_weights(certificate)
+            return certify(self.head, self.loop.dual, pass_over(self.data), refresh=False)
         completed, gain = self._complete()
         with undisturbed():
             self.next, self._before = completed, None
             self.objectives.append(certificate.primal - gain)
             self.settled = _same(self.next, self.data.rows)
         return certificate
-
-    def _of_current_weights(self, certificate: Certificate) -> Certificate:
-        """The certificate with the primal of the head's weights, which its dual bounds too."""
-        dual = self.loop.dual
-        objective = primal(self.head, self.structure, pass_over(self.data), dual.lam)
-        bound = min(certificate.dual, objective.bound)  # a dual above the primal is rounding
-        weights = dual.unclipped if dual.recomputed is None else dual.recomputed
-        length = squared_norm(weights) ** 0.5
-        distance = squared_norm(p.detach() - w for p, w in zip(dual.parameters, weights, strict=True)) ** 0.5
-        return replace(
-            certificate,
-            primal=objective.bound,
-            dual=bound,
-            gap=objective.bound - bound,
-            exact=objective.exact and not certificate.relaxed,
-            drift=distance / length if length > 0.0 else distance,
-        )
 
     def solve(self, rounds: int = 50) -> LatentReport:
         """Rounds until the run has settled, ``rounds`` at most."""

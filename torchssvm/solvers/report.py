@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from torchssvm.core.files import write_text
-from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
+from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation
 from torchssvm.solvers.figures import new_figure
+from torchssvm.solvers.gdmm.reports import FactorwiseCertificate
 
 REPORT = "report.json"
 PICTURE = "convergence.png"

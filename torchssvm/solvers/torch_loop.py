@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class TorchLoop(DualTrainer, Stateful):
         self.sampler = GapBatchSampler(loss.dual, batch_size=batch_size, order=order, seed=seed)
         self.optimizer: Any = optimizer if optimizer is not None else BCFW(loss.dual.parameters, loss.dual)
         self._fetch = fetcher(dataset)
-        self._epoch: Iterator[list[int]] | None = None
+        self._draws: Iterator[list[int]] | None = None
 
     def step(self) -> int:
         """Take one step on the next batch of the sampler.
@@ -84,7 +85,9 @@ class TorchLoop(DualTrainer, Stateful):
         dual = self.dual
         device = dual.parameters[0].device
         with refusing_on_all(dual.ranks, dual.parameters):
-            index = self._next_index()
+            if self._draws is None:
+                self._draws = chain.from_iterable(repeat(self.sampler))  # epoch after epoch
+            index = next(self._draws)
             batch = to_device(self._fetch(index), device)
             self.optimizer.zero_grad()
             potentials = apply_head(self.head, batch)
@@ -99,17 +102,8 @@ class TorchLoop(DualTrainer, Stateful):
 
     def reseed(self, seed: int) -> None:
         """Begin the draws anew."""
-        old, self._epoch = self.sampler, None
+        old, self._draws = self.sampler, None
         self.sampler = GapBatchSampler(self.dual, batch_size=old.batch_size, order=old.order, seed=seed)
-
-    def _next_index(self) -> list[int]:
-        while True:
-            if self._epoch is None:
-                self._epoch = iter(self.sampler)
-            index = next(self._epoch, None)
-            if index is not None:
-                return index
-            self._epoch = None
 
     def _nested(self) -> dict[str, Stateful]:
         return {"optimizer": self.optimizer, "sampler": self.sampler}
@@ -123,7 +117,7 @@ class TorchLoop(DualTrainer, Stateful):
             each.check_state(state[name])
 
     def _restore_own(self, state: dict[str, Any]) -> None:
-        self._epoch = None
+        self._draws = None
         for name, each in self._nested().items():
             each.restore(state[name])
 
@@ -131,4 +125,4 @@ class TorchLoop(DualTrainer, Stateful):
         return f"TorchLoop({self.dual}, direction={self.loss.direction}, order={self.sampler.order})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_epoch": None}  # a copy begins a new epoch
+        return {**vars(self), "_draws": None}  # a copy begins a new epoch

@@ -26,6 +26,7 @@ from cases.problems import (
 from torchssvm import Labelings, MeanParts, Weights, certify
 from torchssvm.core.batch import to_device
 from torchssvm.solvers import Average, primal
+from torchssvm.solvers.certificate import weights_kept
 
 SEEDS = st.integers(0, 2**31 - 1)
 SOLVED = st.integers(0, 59)  # problems that the QP solver of the reference solves to the last digits
@@ -148,6 +149,23 @@ class AverageTestCase(ABC):
         before = training.snapshot()
         with average.apply():
             certify(training.head, training.dual, problem.everything(2), refresh=False)
+        before["dual"]["oracle_calls"] += problem.n
+        assert_same(training.snapshot(), before)
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize(("dtype", "distance"), [(torch.float64, 8e-6), (torch.float32, 5e-3)])
+    def test_an_average_close_to_the_weights_is_none_of_the_run(self, dtype, distance):
+        problem, training, _ = self.followed(chain(5, dtype=dtype), 6)
+        certify(training.head, training.dual, problem.everything(2), refresh=False)
+        average = self.kind(training.dual.parameters)
+        before = training.snapshot()
+        with weights_kept(training.dual.parameters), torch.no_grad():
+            for p in training.dual.parameters:
+                p += distance * p.flip(0)
+            average.update()
+        with average.apply():
+            certificate = certify(training.head, training.dual, problem.everything(2), refresh=False)
+        assert certificate.drift > 0.1 * distance
         before["dual"]["oracle_calls"] += problem.n
         assert_same(training.snapshot(), before)
 

@@ -130,7 +130,7 @@ class TrainerTestCase(ABC):
         for progress, terminal in ((False, True), (True, True), (True, False)):
             stream = FakeStream(terminal)
             monkeypatch.setattr(sys, "stderr", stream)
-            monkeypatch.setattr("torchssvm.solvers.trainer.EVERY", 0.0)
+            monkeypatch.setattr("torchssvm.solvers.progress_line.EVERY", 0.0)
             trainer, seen = self.make(), []
             assert " object at " not in repr(trainer)
             last = trainer.solve(self.tolerance, on_check=seen.append, progress=progress)

@@ -11,8 +11,8 @@ one row of features, which is scored and updated for all of them at once; a fact
 when the oracle finds it. The factors have cycles, so that P' may be above P.
 """
 
-from torchssvm.solvers.certificate import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm import chains, label_sets  # noqa: F401  (they name the heads that they train)
+from torchssvm.solvers.gdmm.reports import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm.rules import (
     AwayStep,
     BlockGreedy,

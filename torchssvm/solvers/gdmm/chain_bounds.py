@@ -13,7 +13,7 @@ import numpy as np
 
 from torchssvm.compiler.jit import njit
 from torchssvm.solvers.gdmm.chain_pass import Duals, fill_scores
-from torchssvm.solvers.gdmm.ragged import Ragged, offsets
+from torchssvm.solvers.gdmm.ragged import Ragged, offsets, place_of
 from torchssvm.structures.maxplus import first_of_largest
 
 BEST = 32  # number of best previous labels that are kept sorted
@@ -134,7 +134,7 @@ def _round(variables, factors, states, sums, scale, rounded):
         begin, size = rounded.start[t], 0
         for p in range(factors.start[t], factors.start[t] + factors.size[t]):
             key = factors.key[p]
-            if _place(variables, t, key // states) >= 0 and _place(variables, t + 1, key % states) >= 0:
+            if place_of(variables, t, key // states) >= 0 and place_of(variables, t + 1, key % states) >= 0:
                 rounded.key[begin + size], rounded.mass[begin + size] = key, factors.mass[p]
                 size += 1
         for s in range(2):
@@ -144,7 +144,7 @@ def _round(variables, factors, states, sums, scale, rounded):
                 scale[s, c] = wanted / total if total > wanted else 1.0
             for p in range(begin, begin + size):
                 label = rounded.key[p] // states if s == 0 else rounded.key[p] % states
-                rounded.mass[p] *= scale[s, _place(variables, t + s, label)]
+                rounded.mass[p] *= scale[s, place_of(variables, t + s, label) - variables.start[t + s]]
         missing = 0.0
         for s in range(2):
             _sum_side(variables, t + s, s, states, rounded, begin, size, sums[s])
@@ -166,18 +166,9 @@ def _round(variables, factors, states, sums, scale, rounded):
 
 
 @njit
-def _place(lists, i, key):
-    """The column of the key in list ``i``; -1 if it has none."""
-    for c in range(lists.size[i]):
-        if lists.key[lists.start[i] + c] == key:
-            return c
-    return -1
-
-
-@njit
 def _sum_side(variables, t, s, states, rounded, begin, size, sums):
     """Mass of the pairs by the label of one side."""
     sums[: variables.size[t]] = 0.0
     for p in range(begin, begin + size):
         label = rounded.key[p] // states if s == 0 else rounded.key[p] % states
-        sums[_place(variables, t, label)] += rounded.mass[p]
+        sums[place_of(variables, t, label) - variables.start[t]] += rounded.mass[p]

@@ -259,14 +259,14 @@ def _move_factor(t, pairs, duals, options, scratch):
 
 
 @njit
-def update_multipliers(begin, end, tokens, duals, step, states, totals):
-    """``multiplier += step e`` for the chains ``begin`` to ``end - 1``; recomputes the excesses, which removes drift.
+def update_multipliers(tokens, duals, step, states, totals):
+    """``multiplier += step e``; recomputes the excesses, which removes drift.
 
     ``step`` is eta, times n. ``totals`` ``[5]`` get the sum of squared excesses, sum and largest of the total
     variations ``1/2 sum_a |e(a)|``, sums of the squares of the variables' masses and of the multipliers.
     """
     variables, factors, sides = duals.variables, duals.factors, duals.sides
-    for i in range(begin, end):
+    for i in range(len(tokens.start) - 1):
         for t in range(tokens.start[i], tokens.start[i + 1] - 1):
             for s in range(2):
                 side = 2 * t + s

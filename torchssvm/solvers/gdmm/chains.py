@@ -94,7 +94,7 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
     def update_multipliers(self, step: float) -> np.ndarray:
         totals = np.zeros(5)
         self.duals = with_room(self.duals, visits=0)
-        update_multipliers(0, self.dual.num_examples, self.data, self.duals, step, self.num_states, totals)
+        update_multipliers(self.data, self.duals, step, self.num_states, totals)
         return totals
 
     @override

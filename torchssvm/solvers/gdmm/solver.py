@@ -26,8 +26,9 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
-from torchssvm.solvers.certificate import FactorwiseCertificate, PassReport, dual_exceeds_primal, write
+from torchssvm.solvers.certificate import dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.problem import Problem
+from torchssvm.solvers.gdmm.reports import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm.rules import (
     AwayStep,
     BlockGreedy,
@@ -39,8 +40,9 @@ from torchssvm.solvers.gdmm.rules import (
     SortedOracle,
 )
 from torchssvm.solvers.gdmm.training_set import digest_features, with_fixed_features
+from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.solver import EveryPasses, Schedule, Tolerance, counting_from, is_within
-from torchssvm.solvers.trainer import ProgressLine, run_until
+from torchssvm.solvers.trainer import run_until
 
 _FORMAT = 3
 

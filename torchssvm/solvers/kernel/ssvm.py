@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -309,7 +310,7 @@ class KernelSSVM(DualTrainer, Stateful):
         self.dual.to(x.device)
         self.dual.targets = digest_targets(self.data.target, lengths)
         self.sampler = GapBatchSampler(self.dual, batch_size=batch_size, order=order, seed=seed)
-        self._epoch: Iterator[list[int]] = iter(())  # the remaining batches of the current epoch
+        self._draws: Iterator[list[int]] | None = None  # the batches that follow
         self._next: list[int] | None = None  # a batch that was drawn, but whose step failed
         self.gram = GramRows(head.kernel, self.data.tokens, self.data.counts, memory_limit)
         self._blocks = KernelBlocks(head, self.data, self.dual, self.gram)
@@ -328,10 +329,10 @@ class KernelSSVM(DualTrainer, Stateful):
         Raises:
             RuntimeError: The explicit weights were changed by others; see also :meth:`visit`.
         """
-        while self._next is None:  # the epoch may be used up
-            self._next = next(self._epoch, None)
-            if self._next is None:
-                self._epoch = iter(self.sampler)
+        if self._draws is None:
+            self._draws = chain.from_iterable(repeat(self.sampler))  # epoch after epoch
+        if self._next is None:
+            self._next = next(self._draws)
         gaps = self.visit(self._next)
         self._next = None
         return gaps
@@ -441,7 +442,7 @@ class KernelSSVM(DualTrainer, Stateful):
         return {"blocks": self.dual.storage.nbytes(), "kernel rows": self.gram.nbytes()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_epoch": iter(())}  # a copy starts a new epoch
+        return {**vars(self), "_draws": None}  # a copy starts a new epoch
 
     def _nested(self) -> dict[str, Stateful]:
         return {"dual": self.dual, "sampler": self.sampler}
@@ -460,7 +461,7 @@ class KernelSSVM(DualTrainer, Stateful):
     def _restore_own(self, state: dict[str, Any]) -> None:
         for name, each in self._nested().items():
             each.restore(state[name])
-        self._epoch, self._next = iter(()), None
+        self._draws = self._next = None
 
     def __repr__(self) -> str:
         return f"KernelSSVM({self.head.kernel}, {self.dual})"
