@@ -1,4 +1,4 @@
-"""Heads of one's own in the compiled loop: what a wrong kind does, and where its code is kept."""
+"""Heads of users in the compiled loop: what a wrong kind does, and where its code is kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from torchssvm.kinds import Form, block
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.structures.tree.kind import Trees
 
-compiles = pytest.mark.slow  # code of one's own is not kept on the disk: every run compiles it
+compiles = pytest.mark.slow  # users' code is not kept on the disk: every run compiles it
 
 
 class Subset(Structure):

@@ -370,7 +370,7 @@ def test_a_forward_pass_from_before_another_step_or_state(adjoint, loaded):
 
 
 def test_potentials_of_low_precision():
-    """A head of one's own under autocast."""
+    """A user's head under autocast."""
     head, structure, batch = label_sets(dtype=torch.float32)
     dual = DualState.for_head(head, 5, 0.1, structure=structure)
     optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)

@@ -33,7 +33,7 @@ def loop_of(problem: Problem, storage: Labelings | MeanParts | None = None) -> C
 
 @pytest.mark.parametrize("kind", CASES)
 def test_the_oracle_may_change_between_passes(kind):
-    """Its limits are those of the pass, with bounds as in the torch loop; one of one's own is refused."""
+    """A new oracle sets the limits of the next pass, with bounds as in the torch loop; a user's oracle is refused."""
     make, name, better = CASES[kind]
     problem = make()
     loop = loop_of(problem)

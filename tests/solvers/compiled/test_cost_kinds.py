@@ -85,11 +85,11 @@ def test_labelings_of_larger_batches_are_cut():
 
 
 class OwnMeasure(NDCG):
-    """A measure of one's own."""
+    """A user's measure."""
 
 
 class OwnOracle(Selection):
-    """An oracle of one's own."""
+    """A user's oracle."""
 
 
 @pytest.mark.parametrize(
