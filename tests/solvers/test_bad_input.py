@@ -134,9 +134,9 @@ def bounded_below(self, potentials, target):
 LOSS, PARTS = LabelSets.loss, LabelSets.parts
 STRUCTURES = [
     ({"loss": lambda *a: LOSS(*a) + 0.25}, "loss"),
-    ({"loss": lambda *a: -LOSS(*a)}, "loss|negative"),
+    ({"loss": lambda *a: -LOSS(*a)}, "loss"),
     ({"loss": lambda _, y, target: torch.where((y == target).all(1), 0.0, torch.nan)}, "loss|not finite"),
-    ({"loss": lambda *a: LOSS(*a).unsqueeze(1)}, "loss|shape"),
+    ({"loss": lambda *a: LOSS(*a).unsqueeze(1)}, "loss"),
     ({"parts": lambda *a: PARTS(*a)[:, 1:]}, "potentials"),
     ({"parts": lambda *a: {"scores": PARTS(*a), "more": PARTS(*a)}}, "potentials"),
     ({"augmented_argmax": worst_output}, "target"),

@@ -158,14 +158,14 @@ def test_bounds_go_on():
 
 REFUSED = [
     ({"start": 3}, TypeError, "dual=3"),
-    ({"kept": torch.zeros(25, dtype=torch.int64)}, ValueError, "give start too"),
-    ({"start": ..., "kept": torch.arange(25)}, ValueError, "kept holds 0 to 24"),
+    ({"kept": torch.zeros(25, dtype=torch.int64)}, ValueError, "kept="),
+    ({"start": ..., "kept": torch.arange(25)}, ValueError, "kept"),
     ({"start": ..., "kept": torch.arange(3)}, ValueError, "kept"),
-    ({"start": ..., "head": LinearChain(4, 3)}, ValueError, "another structure"),
-    ({"start": ..., "head": head().double()}, ValueError, "weights torch.float32 .*torch.float64"),
+    ({"start": ..., "head": LinearChain(4, 3)}, ValueError, "start="),
+    ({"start": ..., "head": head().double()}, ValueError, "float32.*float64"),
     ({"start": ..., "solver": Solver(storage=MeanParts())}, ValueError, "storage="),
     ({"start": ..., "solver": Solver(storage=Labelings(3))}, ValueError, "storage="),
-    ({"start": ..., "data": Some(range(25), moved=1)}, RuntimeError, "other targets.*kept"),
+    ({"start": ..., "data": Some(range(25), moved=1)}, RuntimeError, "targets.*kept"),
     ({"start": ..., "data": Some(range(24, -1, -1))}, (RuntimeError, ValueError), "length|targets"),
 ]
 

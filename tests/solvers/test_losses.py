@@ -174,6 +174,7 @@ def test_the_gradient_of_the_hinge(seed, kind):
 
 @pytest.mark.parametrize("kind", [StructuredHinge, SoftmaxMargin])
 def test_features_and_head_train_by_ordinary_optimizers_in_the_dtype_of_the_potentials(kind):
+    torch.manual_seed(0)
     problem = multiclass(3, n=30, features=5, dtype=torch.float32)
     features, loss = torch.nn.Linear(5, 5), kind(problem.structure)
     optim = torch.optim.SGD([*features.parameters(), *problem.head.parameters()], lr=0.3)

@@ -54,7 +54,7 @@ def test_the_oracle_may_change_between_passes(kind):
     setattr(problem.structure, name, OwnOracle())
     before = loop.dual.state_dict()
     for use in (lambda: loop.step(3), loop.certify):
-        with pytest.raises(TypeError, match=r"OwnOracle\(.*which has no compiled loop"):
+        with pytest.raises(TypeError, match=r"OwnOracle\("):
             use()
     assert_same(loop.dual.state_dict(), before)
 
