@@ -12,7 +12,6 @@ import torch
 from cases.enumerated import Listing, listing, optimum_between
 from cases.problems import rng
 
-from torchssvm import Multiclass
 from torchssvm.solvers.kernel import (
     RBF,
     KernelChain,
@@ -106,24 +105,3 @@ def test_certificates_of_kernel_models(portion):
             primal = held_objective(problem, svm.update_head(), lam, written)
             assert proof.primal == pytest.approx(primal, abs=rounding), f"problem {seed}, step {step}"
         assert value > 0.0
-
-
-def test_a_relaxation_is_not_certified_as_the_problem():
-    class Loose(Multiclass):
-        """Its outputs count as points outside of the hull."""
-
-        def argmax(self, potentials):
-            return super().argmax(potentials)._replace(relaxed=True)
-
-    svm = KernelSSVM(
-        KernelMulticlass(Linear(), 2, 3, structure=Loose(3)),
-        torch.randn(4, 2, generator=rng(0)),
-        torch.tensor([0, 1, 2, 0]),
-        lam=0.1,
-    )
-    assert not svm.dual.relaxed
-    svm.step()
-    assert svm.dual.relaxed
-    certificate = svm.certify()
-    assert certificate.relaxed
-    assert not certificate.exact
