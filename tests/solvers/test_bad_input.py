@@ -251,7 +251,6 @@ DOORS = [
     ),
     (lambda: GapBatchSampler(batch_size=4, num_examples=0), ValueError, "num_examples"),
     (lambda: GapBatchSampler(dual_of(), batch_size=4, num_examples=5), ValueError, "num_examples"),
-    (lambda: GapBatchSampler(batch_size=4, num_examples=7).bind(dual_of()), ValueError, "num_examples"),
     (lambda: GapBatchSampler(200, batch_size=8), TypeError, "dual"),
     (lambda: BlockGap(dual_of(), Corrective()), ValueError, "direction"),
     (lambda: BlockGap(dual_of(), oracle=CacheOracle()), ValueError, "oracle"),
