@@ -3,7 +3,7 @@
 python benchmarks/device.py --part kernels|steps|large|training|checks|tests
     [--only TEXT] [--out FOLDER] [--minutes 8] [--quick]
 
-One call for each part, all into one FOLDER: every row is warmed up, has a time limit of its own, and is written to
+One call for each part, all into one FOLDER: every row is warmed up, has a time limit, and is written to
 device.jsonl and device.md when it ends, the most telling first; a row that fails, or that lacks a package, data or
 time, says so and stops no other. --quick runs every part at tiny sizes on the pretended device of the tests, which
 shows that the lines work and measures nothing. No network is needed: handwritten words come with the package, and
@@ -226,8 +226,8 @@ class Bench:
         events = profile.key_averages()
         counts = {event.key: event.count for event in events if event.key.startswith("cu")}  # Triton starts by cuLaunch
         # A kernel's time stands a second time at the operator that launched it, and ranges last longer than kernels.
-        own = [e for e in events if e.device_type != torch.autograd.DeviceType.CPU and not e.is_user_annotation]
-        busy = sum(event.self_device_time_total for event in own) / 1e3
+        kernels = [e for e in events if e.device_type != torch.autograd.DeviceType.CPU and not e.is_user_annotation]
+        busy = sum(event.self_device_time_total for event in kernels) / 1e3
         return {"ms": 1e3 * seconds, "ms on the device": busy, "chains/s": size / seconds, "calls of CUDA": counts}
 
     def exact_pass(self) -> Figures:
@@ -403,7 +403,7 @@ class Bench:
         if (program := shutil.which("compute-sanitizer")) is None:
             raise FileNotFoundError("compute-sanitizer is not installed")
         command = [program, "--tool", tool, "--error-exitcode", "9", *script]
-        # With torch's own allocator, memcheck would not notice what is read beyond a tensor.
+        # With torch's allocator, memcheck would not notice what is read beyond a tensor.
         return self.run(command, 150.0, kept=f"{tool}.txt", PYTORCH_NO_CUDA_MEMORY_CACHING="1")
 
     # tests
@@ -419,8 +419,8 @@ class Bench:
 
     def run(self, command: list[str], limit: float, kept: str | None = None, **environment: str) -> Figures:
         """The exit status and the last lines of a command; what it says is kept in a file."""
-        own = {**os.environ, **environment}
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, env=own)
+        variables = {**os.environ, **environment}
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, env=variables)
         if kept is not None:
             (self.out / kept).write_text(done.stdout + done.stderr)
         told = ("FAILED", "ERROR", "========= ")  # of pytest and of compute-sanitizer

@@ -133,7 +133,7 @@ def repeat(calls: dict[str, Callable[[], Any]], times: int) -> None:
             parts = results if isinstance(results, tuple) else (results,)
             bits = b"".join(p.cpu().numpy().tobytes() for p in parts if isinstance(p, torch.Tensor))
             if first.setdefault(name, bits) != bits:
-                sys.exit(f"FAILED: {name} found other bits")
+                sys.exit(f"FAILED: {name} returned other bits")
         random.shuffle(names)
     print(f"{len(names)} calls, {times} times each, the same bits in every order", flush=True)
 

@@ -77,7 +77,7 @@ def double(batches: Any) -> list[Batch]:
 
 
 def dual_value(head: Any, dual: Any, batches: list[Batch]) -> float:
-    """The dual of the blocks that are held, in float64."""
+    """The dual of the stored blocks, in float64."""
     weights = [torch.zeros_like(p) for p in head.parameters()]
     for batch in batches:
         potentials = apply_head(head, batch)
@@ -97,9 +97,9 @@ def measure(seed: int) -> tuple[str, float, float]:
     results = trainer.solve(Relative(1e-7), max_passes=30, progress=False)
     wide, batches = copy.deepcopy(head).double(), double(in_order(data))
     exact = primal(wide, wide.structure, batches, lam).value
-    held = dual_value(wide, trainer.dual, batches)
+    dual = dual_value(wide, trainer.dual, batches)
     kind += ", compiled" if compiled else ", torch"
-    return kind, (results.primal - exact) / exact, (results.dual - held) / exact
+    return kind, (results.primal - exact) / exact, (results.dual - dual) / exact
 
 
 def main() -> None:
@@ -120,9 +120,9 @@ def main() -> None:
                 continue
             for name, error in zip(("primal", "dual"), both, strict=True):
                 errors[f"{kind}, {name}"].append((error, seed))
-    for kind, own in sorted(errors.items()):
-        low, high = min(own), max(own)
-        print(f"{kind}: {len(own)} problems, {low[0]:.2g} (seed {low[1]}) to {high[0]:.2g} (seed {high[1]})")
+    for kind, pairs in sorted(errors.items()):
+        low, high = min(pairs), max(pairs)
+        print(f"{kind}: {len(pairs)} problems, {low[0]:.2g} (seed {low[1]}) to {high[0]:.2g} (seed {high[1]})")
     print(f"refused with an error: {len(refused)} problems, seeds {refused}")
 
 

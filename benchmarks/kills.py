@@ -45,7 +45,7 @@ class Tally:
         runs: Runs that came to an end.
         kills: Processes killed.
         saves: Saves that had returned when the process was killed or ended.
-        lost: Restarts that found an older checkpoint than the last one whose save had returned, or none.
+        lost: Restarts that loaded an older checkpoint than the last one whose save had returned, or none.
         differing: The options of runs that did not end as the run left alone, with where they differ.
     """
 
@@ -137,7 +137,7 @@ class Running:
 
 
 def fork(mode: Mode, options: Options, folder: Path) -> Running:
-    """Start a run in a process, and a process group, of its own."""
+    """Start a run in a new process and a new process group."""
     folder.mkdir(exist_ok=True)
     read, write = os.pipe()
     sys.stdout.flush()
@@ -163,7 +163,7 @@ def finish(running: Running, after: float | None = None) -> tuple[bool, dict[str
     """Kill a run, and its worker processes, after so many seconds (None: never), or see it end.
 
     Returns:
-        Whether it came to its end, and what it told: the step that it ``loaded`` (0: it found nothing), the last step
+        Whether it came to its end, and what it told: the step that it ``loaded`` (0: none), the last step
         that it ``saved``, and how many ``saves`` there were.
 
     Raises:

@@ -19,10 +19,10 @@ Public names, by purpose:
 * Choosing lambda: ``choose_lam``, ``guess_lam``, ``regularization_path``.
 * Checking and reporting: ``check``, ``certify``, ``evaluate``.
 
-All else lies in its room: what a kind of output takes and returns in ``torchssvm.structures.chain``, ``.decisions``,
-``.ranking`` and so on; averages, reports and schedules in ``torchssvm.solvers``, with ``.gdmm`` and ``.kernel``;
-further rules in ``torchssvm.steps``; results of paths in ``torchssvm.path``. ``torchssvm.lightning``, ``.estimators``,
-``.models``, ``.datasets`` and ``.deployment`` are packages of their own.
+Other names are in subpackages. ``torchssvm.structures.chain``, ``.decisions``, ``.ranking`` and so on have the inputs
+and results of one kind of output. ``torchssvm.solvers``, with ``.gdmm`` and ``.kernel``, has averages, reports and
+schedules; ``torchssvm.steps`` has further rules, ``torchssvm.path`` results of paths. Import ``torchssvm.lightning``,
+``.estimators``, ``.models``, ``.datasets`` and ``.deployment`` by themselves.
 """
 
 from torchssvm.core.batch import Batch, in_order, select_tokens

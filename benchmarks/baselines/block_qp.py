@@ -77,29 +77,29 @@ class PlaneBlocks:
     def hinges(self, weights: Any) -> Any:
         """Every example's largest ``cost - <plane, w>``, at least 0: ``[n]`` float64."""
         results = np.zeros(self.num_examples)
-        held = weights.astype(self.planes.dtype)
+        rounded = weights.astype(self.planes.dtype)
         for block in self.blocks:
-            slopes = self.costs[block] - self.planes[block] @ held
+            slopes = self.costs[block] - self.planes[block] @ rounded
             results[self.owner[block.start]] = max(0.0, float(slopes.max()))
         return results
 
     def _sweep(self, alpha: Any, weights: Any, allowed: float) -> float:
-        """Solve each block's own QP, one after another; changes ``alpha`` and ``weights``.
+        """Solve the QP of each block, one after another; changes ``alpha`` and ``weights``.
 
         Returns:
             The sum of the blocks' gaps, each before its block moved.
         """
         total, skip = 0.0, _SKIP * allowed / self.num_examples
-        held = weights.astype(self.planes.dtype)  # products of mixed dtypes would copy the planes
+        rounded = weights.astype(self.planes.dtype)  # products of mixed dtypes would copy the planes
         for block, curvature in zip(self.blocks, self.curvature, strict=True):
-            slopes = self.costs[block] - self.planes[block] @ held
+            slopes = self.costs[block] - self.planes[block] @ rounded
             before = alpha[block]
             gap = max(0.0, float(slopes.max())) - float(before @ slopes)
             total += gap
             if gap > skip:
                 after = ascend_simplex(slopes, before, curvature)
                 weights += self.rate * ((after - before).astype(self.planes.dtype) @ self.planes[block])
-                held[:] = weights
+                rounded[:] = weights
                 alpha[block] = after
         return total
 

@@ -43,15 +43,15 @@ class CuttingPlane:
             ``in_order(dataset)``.
         num_examples: n, the size of the training set.
         lam: Regularisation; positive.
-        slack: ``OneSlack()`` (one constraint for each pass, for all examples together) or ``NSlack()`` (each example
-            has its own); None is ``OneSlack()``.
+        slack: ``OneSlack()`` (one constraint for each pass, for all examples together) or ``NSlack()`` (one for
+            each example); None is ``OneSlack()``.
         structure: What an output is; None is ``head.structure``.
 
     Attributes:
         slack: The working set.
         primal: The best primal so far, infinite before the first pass.
         dual: The best lower bound so far; 0 before the first pass, as losses are not negative.
-        exact: Whether the oracle was exact in the pass that found ``primal``.
+        exact: Whether the oracle was exact in the pass that gave ``primal``.
         iterations: Passes made.
 
     Raises:
@@ -218,7 +218,7 @@ class CuttingPlane:
     def certify(self) -> Certificate:
         """The certificate that the iterations have proved for the weights that the head holds; decodes nothing.
 
-        ``seconds`` is the duration of the last iteration; ``drift`` is the distance of the held weights from those of
+        ``seconds`` is the duration of the last iteration; ``drift`` is the distance of the stored weights from those of
         the restricted problem. Before the first iteration the gap is infinite.
         """
         problem = self._problem

@@ -87,8 +87,8 @@ class Search:
         if not len(rows):
             return
         index, potentials = self.index[rows], self.detached.select(rows)
-        held = _parts_storage(self.dual)
-        for storage, new, old in ((held, self.new_psi, self.psi), (self.storage, self.new_logs, self.logs)):
+        means = _parts_storage(self.dual)
+        for storage, new, old in ((means, self.new_psi, self.psi), (self.storage, self.new_logs, self.logs)):
             storage.add(index, potentials, {name: (new[name] - old[name])[rows] for name in old})
         self.dual.loss[index] = self.new_loss[rows]
 

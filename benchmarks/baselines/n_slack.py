@@ -1,4 +1,4 @@
-"""The n-slack formulation: every example has its own constraints and its own block of the restricted dual."""
+"""The n-slack formulation: every example has constraints and a block of the restricted dual."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class OneSlack(Slack):
         """Add the plane, and solve to the solver's accuracy; never worse than without the plane.
 
         Raises:
-            RuntimeError: The solver found no solution; the working set is unchanged.
+            RuntimeError: The solver returned no solution; the working set is unchanged.
             MemoryError: The planes would not fit.
         """
         needed = 8 * self.size * (2 * self.num_constraints + 1)  # the planes, and a copy with the new one
@@ -93,9 +93,9 @@ class OneSlack(Slack):
         corner = torch.cat([products, (self._plane @ self._plane).view(1)])
         gram = torch.cat([torch.cat([self.gram, products.view(1, -1)]), corner.view(-1, 1)], 1)
         costs = torch.cat([self.costs, torch.tensor([self._cost], dtype=torch.float64)])
-        held = torch.cat([self.alpha, torch.zeros(1, dtype=torch.float64)])
+        padded = torch.cat([self.alpha, torch.zeros(1, dtype=torch.float64)])
         results = self._solve_qp(gram, costs)
-        alpha = results if _value(results, gram, costs, self.lam) > _value(held, gram, costs, self.lam) else held
+        alpha = results if _value(results, gram, costs, self.lam) > _value(padded, gram, costs, self.lam) else padded
         idle = torch.where(alpha > 0.0, 0, torch.cat([self.idle, torch.zeros(1, dtype=torch.int64)]) + 1)
         rows = (idle < self.keep).nonzero().flatten()
         planes = torch.cat([self.planes, self._plane.view(1, -1)])
@@ -131,7 +131,7 @@ class OneSlack(Slack):
             solver=self.solver,
         )
         if results is None or not np.isfinite(results).all():
-            raise RuntimeError(f"solver={self.solver!r} found no solution of a QP with {size} planes: try another one")
+            raise RuntimeError(f"solver={self.solver!r} gave no solution of a QP with {size} planes: try another one")
         alpha = torch.from_numpy(np.array(results, dtype=np.float64)) * unit
         alpha = torch.where(alpha > _INACTIVE * float(alpha.max()), alpha, 0.0)
         return alpha / max(1.0, float(alpha.sum()))

@@ -83,8 +83,8 @@ def read(task: str) -> tuple[Any, nn.Module, float]:
         x, z = torch.randn(n, 9, 16, generator=random), torch.randn(n, 9, 3, generator=random)
         parent = torch.stack([torch.randint(-1, v, (n,), generator=random) for v in range(9)], 1)
         y = (x @ torch.randn(16, 5, generator=random) + 0.7 * torch.randn(n, 9, 5, generator=random)).argmax(2)
-        own = ForestFeatures(x, z.masked_fill((parent < 0).unsqueeze(2), 0.0), parent, torch.ones(n, 9).bool())
-        return Listed(own, y), LinearForest(16, 3, 5), 0.05
+        forests = ForestFeatures(x, z.masked_fill((parent < 0).unsqueeze(2), 0.0), parent, torch.ones(n, 9).bool())
+        return Listed(forests, y), LinearForest(16, 3, 5), 0.05
     if task == "graphs":
         x, z = torch.randn(n, 16, 16, generator=random), torch.randn(n, 24, 3, generator=random)
         y = (x @ torch.randn(16, 5, generator=random) + 0.7 * torch.randn(n, 16, 5, generator=random)).argmax(2)
@@ -153,8 +153,8 @@ def train(task: str, rules: str, seconds: float, batch_size: int) -> dict[str, A
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """One run of each."""
     options = chosen(settings, OPTIONS, QUICK)
-    own = {name: options[name] for name in ("seconds", "batch_size")}
-    return {task: {rules: ask("train", task=task, rules=rules, **own) for rules in RULES} for task in options["tasks"]}
+    both = {name: options[name] for name in ("seconds", "batch_size")}
+    return {task: {rules: ask("train", task=task, rules=rules, **both) for rules in RULES} for task in options["tasks"]}
 
 
 def summarise(results: dict[str, Any]) -> Summary:

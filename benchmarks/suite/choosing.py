@@ -82,11 +82,11 @@ def read(task: str) -> tuple[Any, Any, nn.Module, dict[str, Any] | None, Callabl
 
         return train, held_out, entity_chain(train.vocabulary, 1.5), None, f1
     images = [HorseSegmentation(split, num_train=200) for split in ("train", "test")]
-    train, held_out = (PrecomputedGraphs(own) for own in images)
+    train, held_out = (PrecomputedGraphs(data) for data in images)
 
     def iou(head: nn.Module) -> float:
         batches = in_order(held_out, batch_size=16)
-        labels = [own for b in batches for own in head.structure.decode(apply_head(head, b)).labels]
+        labels = [labeling for b in batches for labeling in head.structure.decode(apply_head(head, b)).labels]
         return 100.0 * images[1].scores(labels).iou
 
     bounds = {"pairwise": (0.0, None)}

@@ -1,7 +1,7 @@
 """Classes: CPU seconds to a certified gap of 0.1 %, beside LIBLINEAR's Crammer-Singer at the same objective.
 
-Digits are those of scikit-learn. The others are drawn: topics and hashed words from Zipf's law with a share of words of
-the topic's own, and dense rows of the shape of covertype. LIBLINEAR runs at the largest tolerance of a few whose
+Digits are those of scikit-learn. The others are drawn: topics and hashed words from Zipf's law, a share of them by
+topic, and dense rows of the shape of covertype. LIBLINEAR runs at the largest tolerance of a few whose
 objective is within 0.1 % of ours. Neither side has an intercept; drawing and compiling are outside of the clocks.
 """
 
@@ -34,8 +34,8 @@ def digits(share: float) -> tuple[Any, np.ndarray]:
     return np.ascontiguousarray(x[rows] / 16.0), y[rows].astype(np.int64)
 
 
-def words(n: int, features: int, mean: int, own: float, classes: int = 20) -> tuple[Any, np.ndarray]:
-    """Normalised tf-idf of documents of ``mean`` words, a share ``own`` of which is drawn by the topic's own ranks."""
+def words(n: int, features: int, mean: int, share: float, classes: int = 20) -> tuple[Any, np.ndarray]:
+    """Normalised tf-idf of documents of ``mean`` words, of which ``share`` are drawn by the ranks of the topic."""
     from scipy import sparse
 
     random = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def words(n: int, features: int, mean: int, own: float, classes: int = 20) -> tu
     ends = np.cumsum(1.0 / np.arange(1, features + 1))
     rank = np.searchsorted(ends / ends[-1], random.random(len(document))).clip(max=features - 1)
     names = np.stack([random.permutation(features) for _ in range(classes + 1)])
-    topic = np.where(random.random(len(document)) < own, y[document], classes)
+    topic = np.where(random.random(len(document)) < share, y[document], classes)
     x = sparse.csr_matrix((np.ones(len(document)), (document, names[topic, rank])), shape=(n, features))
     x.sum_duplicates()
     rare = np.log(n / (1.0 + np.bincount(x.indices, minlength=features))) + 1.0
@@ -113,7 +113,7 @@ def both(data: str, tol: float, share: float, repeats: int) -> dict[str, Any]:
         if primal <= 1.001 * results["primal"]:
             break
     runs = [(ours()[0], theirs(level)[0]) for _ in range(repeats)]
-    mine, other = (statistics.median(own) for own in zip(*runs, strict=True))
+    mine, other = (statistics.median(seconds) for seconds in zip(*runs, strict=True))
     return {**results, "ours": mine, "theirs": other, "level": level, "their_primal": primal}
 
 
@@ -136,7 +136,7 @@ def compiling() -> float:
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
-    """Each data set in a process of its own, and the first fit."""
+    """Each data set in a separate process, and the first fit."""
     options = chosen(settings, OPTIONS, QUICK)
     its = {"tol": options["tol"], "share": options["share"], "repeats": settings.repeats}
     results = {data: ask("both", data=data, **its) for data in options["data"]}

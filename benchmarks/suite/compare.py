@@ -60,9 +60,9 @@ def multi_plane(loop: CompiledBCFW) -> Iterator[int]:
         visited, rate = gain(MaxOracle())
         yield visited
         while True:
-            visited, own = gain(CacheOracle(factor=0.0, floor=0.0))
+            visited, cached = gain(CacheOracle(factor=0.0, floor=0.0))
             yield visited
-            if own < rate:
+            if cached < rate:
                 break
 
 
@@ -77,8 +77,8 @@ def blocks(
     def make() -> CompiledBCFW:
         head = LinearChain(128, 26).to(torch.float64 if more["double"] else torch.float32)
         dual = DualState.for_head(head, len(words), lam, storage=Labelings(more["capacity"]))
-        own = {"direction": rules.direction(), "oracle": rules.oracle(), "order": rules.order()}
-        return CompiledBCFW(head, dual, data.batches, seed=seed, **own)
+        options = {"direction": rules.direction(), "oracle": rules.oracle(), "order": rules.order()}
+        return CompiledBCFW(head, dual, data.batches, seed=seed, **options)
 
     warm = make()
     for _ in range(2):  # compiles everything
@@ -143,13 +143,13 @@ METHODS: dict[str, Callable[..., Iterator[Any]]] = {
 def baseline(
     solver: str, size: str, lam: float, seed: int, gap: float, max_passes: float, max_seconds: float, **_: Any
 ) -> dict[str, Any]:
-    """One run of another method; its own checks are inside the clock."""
+    """One run of another method; the clock includes its checks."""
     words, head = OCR("train", size), LinearChain(128, 26)
     log = Log(SimpleNamespace(moved=0, num_examples=len(words)), max_seconds)  # type: ignore[arg-type]
     with contextlib.suppress(TimeoutError):
         for value, dual, calls in METHODS[solver](head, words, lam, seed):
-            own = {"gap": value - dual, "primal": value, "dual": dual, "oracle_calls": calls}
-            log(SimpleNamespace(**own, passes=calls / len(words)))  # type: ignore[arg-type]
+            figures = {"gap": value - dual, "primal": value, "dual": dual, "oracle_calls": calls}
+            log(SimpleNamespace(**figures, passes=calls / len(words)))  # type: ignore[arg-type]
             if value - dual <= gap or calls >= max_passes * len(words):
                 break
     return {"checks": log.checks, "test_error": test_error(head, size)}

@@ -27,7 +27,7 @@ def train(package: str, size: str, lam: float, seed: int, epochs: int) -> dict[s
 
 
 def crfsuite(words: OCR, test: OCR, lam: float, seed: int, epochs: int) -> dict[str, Any]:
-    """L-BFGS to its own tolerance; ``c2`` is the same lam: it stands beside the sum over the examples."""
+    """L-BFGS to its default tolerance; ``c2`` is the same lam: it stands beside the sum over the examples."""
     import pycrfsuite
 
     trainer = pycrfsuite.Trainer(algorithm="lbfgs", verbose=False)

@@ -148,8 +148,8 @@ def pyepo(n: int, rates: list[float], visits: int, seed: int, **problem: Any) ->
         for epoch in range(1, epochs + 1):
             for batch in torch.randperm(len(rows)).split(32):
                 adam.zero_grad()
-                own = rows[batch]
-                loss(predictor(x[own]), costs[own], target.y[batch].float(), best[batch]).backward()
+                examples = rows[batch]
+                loss(predictor(x[examples]), costs[examples], target.y[batch].float(), best[batch]).backward()
                 adam.step()
             if epoch % every == 0:
                 with torch.no_grad():

@@ -43,7 +43,7 @@ def certificates(size: str, lam: float, epochs: int, quick: bool) -> dict[str, A
         passes[f"torch, {storage}"] = functools.partial(certify, loop.head, loop.dual, data.batches)
         gaps = [passes[f"{side}, {storage}"]().gap for side in ("compiled", "torch")]
         if abs(gaps[0] - gaps[1]) > 1e-6:
-            raise AssertionError(f"two passes over the same blocks found the gaps {gaps}")
+            raise AssertionError(f"two passes over the same blocks gave the gaps {gaps}")
     seconds: dict[str, dict[int, float]] = {name: {} for name in passes}
     for threads in every:
         torch.set_num_threads(threads)

@@ -29,18 +29,18 @@ Predict = Callable[[PaddedDataset], Tensor]
 
 def gestures(model: str, split: str, lams: list[float]) -> dict[str, Any]:
     """The scores of all test videos, the lambda of each fold, and CPU seconds of training at these lambdas."""
-    own: list[float] = []  # lambdas, one a fold
+    used: list[float] = []  # lambdas, one a fold
     labels: list[tuple[Tensor, Tensor]] = []
     spent = 0.0
     for test in SPLITS[split]:
         train, unseen = (GesturePhases(part, test=test, every=EVERY) for part in ("train", "test"))  # type: ignore[arg-type]
         held_out = {lam: gesture_scores(_left_out(model, train, lam))["f1"] for lam in lams}
-        own.append(max(lams, key=lambda lam: held_out[lam]))
+        used.append(max(lams, key=lambda lam: held_out[lam]))
         start = time.process_time()
-        predict = fit(model, train, own[-1])
+        predict = fit(model, train, used[-1])
         spent += time.process_time() - start
         labels.append((predict(unseen), RUNS.frames(unseen.y)))
-    return {"lams": own, "cpu_seconds": spent, **gesture_scores(labels)}
+    return {"lams": used, "cpu_seconds": spent, **gesture_scores(labels)}
 
 
 def fit(model: str, data: PaddedDataset, lam: float, share: float = 0.01) -> Predict:
@@ -83,7 +83,7 @@ def _left_out(model: str, data: PaddedDataset, lam: float) -> list[tuple[Tensor,
     results = []
     for video in range(len(data)):
         rest = [row for row in range(len(data)) if row != video]
-        part, one = (PaddedDataset(data.x[own], data.y[own], data.lengths[own]) for own in (rest, [video]))  # type: ignore[index]
+        part, one = (PaddedDataset(data.x[rows], data.y[rows], data.lengths[rows]) for rows in (rest, [video]))  # type: ignore[index]
         results.append((fit(model, part, lam, 0.05)(one), RUNS.frames(one.y)))
     return results
 
@@ -93,5 +93,5 @@ def gesture_scores(labels: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     results, true = (
         [spans for part in side for spans in RUNS.spans(RUNS.from_frames(part))] for side in zip(*labels, strict=True)
     )
-    right = torch.cat([(own == other)[other >= 0] for own, other in labels])
+    right = torch.cat([(predicted == other)[other >= 0] for predicted, other in labels])
     return {"f1": span_f1(results, true, OVERLAP), "frames": float(right.double().mean())}

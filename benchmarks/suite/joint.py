@@ -152,7 +152,7 @@ def descend(
     decay: bool = True,
     head_lr: float | None = None,
 ) -> None:
-    """Adam on network and head, which may have a learning rate of its own."""
+    """Adam on network and head, which may have another learning rate."""
     rates = [lr, lr if head_lr is None else head_lr]
     adam = torch.optim.Adam([{"params": part.parameters()} for part in (network, head)], lr=lr)
     network.train()
@@ -199,8 +199,8 @@ def train(
     """All sides from one pretrained network."""
     made = TASKS[task]()
     rows = torch.randperm(len(made.train), generator=torch.Generator().manual_seed(seed))[:size]
-    held, kept = rows[::HELD_OUT], torch.cat([rows[k::HELD_OUT] for k in range(1, HELD_OUT)])
-    data, validation = part(made.train, kept), part(made.train, held)
+    chosen, kept = rows[::HELD_OUT], torch.cat([rows[k::HELD_OUT] for k in range(1, HELD_OUT)])
+    data, validation = part(made.train, kept), part(made.train, chosen)
     torch.manual_seed(seed)
     network, classifier = made.network(), nn.Linear(made.width, made.num_states)
     free = Chain(made.num_states, class_weight=torch.zeros(made.num_states))
@@ -229,8 +229,8 @@ def train(
     descend(network, classifier, tokenwise, data, epochs=pretraining, lr=2 * lr, seed=seed, decay=False)
     results["pretraining"] = clock.stop()["cpu_seconds"]
     start, pretrained = copy.deepcopy(classifier), network
-    own = chain().structure
-    losses = {"CRF": SoftmaxMargin(free), "hinge": StructuredHinge(own), "recipe": SoftmaxMargin(own)}
+    structure = chain().structure
+    losses = {"CRF": SoftmaxMargin(free), "hinge": StructuredHinge(structure), "recipe": SoftmaxMargin(structure)}
     for side in ["cross-entropy", *losses]:
         if side not in sides:
             continue
@@ -243,7 +243,7 @@ def train(
             if "cross-entropy, chain solved" not in sides:
                 continue
             clock.go()
-            solved = LinearChain(made.width, made.num_states, structure=own)
+            solved = LinearChain(made.width, made.num_states, structure=structure)
             proof = solve_chain(solved, PrecomputedFeatures(data, network), lam)
             result = {**clock.stop(), **proof, "wrong": error(solved, network, made.test)}
             results["cross-entropy, chain solved"] = {**result, "held_out": sum(error(solved, network, validation))}
@@ -276,8 +276,8 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     tasks, seeds = options.pop("tasks"), options.pop("seeds")
     runs = {}
     for task in tasks:
-        own = {name: values[task] for name, values in by_task.items()}
-        runs[task] = [ask("train", task=task, seed=seed, **own, **options) for seed in range(seeds)]
+        values_of = {name: values[task] for name, values in by_task.items()}
+        runs[task] = [ask("train", task=task, seed=seed, **values_of, **options) for seed in range(seeds)]
     return {**options, **by_task, "runs": runs}
 
 

@@ -60,8 +60,8 @@ def tested(head: nn.Module, certificate: Certificate, seconds: float) -> dict[st
     structure: Any = head.structure
     start = time.process_time()
     error = evaluate(head, structure, in_order(OCR("test", "small"))).token_error
-    own = {name: getattr(certificate, name) for name in ("lam", "gap", "primal", "dual", "passes")}
-    return {**own, "cpu_seconds": seconds, "letter_error": error, "predicting": time.process_time() - start}
+    figures = {name: getattr(certificate, name) for name in ("lam", "gap", "primal", "dual", "passes")}
+    return {**figures, "cpu_seconds": seconds, "letter_error": error, "predicting": time.process_time() - start}
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:

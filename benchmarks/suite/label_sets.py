@@ -5,8 +5,8 @@ among those whose training reaches the gap; then everything is trained again. Th
 F1 does, so that is what is compared; exact matches are what a chain is made for. GDMM trains to a gap or a number of
 passes, and BCFW goes on from its point. Reading, scaling and predicting are outside the clocks. MultilabelSVC at its
 defaults, with C="choose", and without pairs, gets the features as they are, and scales, guesses or chooses inside its
-clock. Beside it stands a chain at its own defaults, C = 1, of columns that are scaled outside of its clock. A file of
-one's own is named by its path: run.py label_sets --set 'data=["FILE.arff"]'; a third of it is tested on.
+clock. Beside it stands a chain at its defaults, C = 1, of columns that are scaled outside of its clock. Any other
+file is named by its path: run.py label_sets --set 'data=["FILE.arff"]'; a third of it is tested on.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read(data: str, seed: int, held_out: bool, scaled: bool = True) -> list[Tens
         (rows, y), _ = parts
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
         last = round(HELD_OUT * len(rows))
-        parts = [(rows.take(own), y[own]) for own in (order[last:], order[:last])]
+        parts = [(rows.take(chosen), y[chosen]) for chosen in (order[last:], order[:last])]
     scaling = ByDensity().fit(parts[0][0]) if scaled else Unscaled()
     return [tensor for rows, y in parts for tensor in (scaling.apply(rows).dense(), y)]
 

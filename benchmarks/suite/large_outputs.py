@@ -1,6 +1,6 @@
 """Outputs too many to decode often: what GDMM takes for chains of thousands of states and for sets of labels.
 
-Synthetic chains with the same number of tokens for every K; each measurement is a process of its own, on one thread.
+Synthetic chains with the same number of tokens for every K; each measurement is a separate process, on one thread.
 Compilation and reading are outside the clocks. A pass of BCFW, and of its max oracle alone, loss-augmented Viterbi, is
 that of its first steps on a sample of the chains, scaled to all tokens.
 """

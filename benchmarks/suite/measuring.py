@@ -1,4 +1,4 @@
-"""How things are measured: in processes of their own, the compared sides in turn, and medians of it."""
+"""How things are measured: in separate processes, the compared sides in turn, and medians."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Summary(NamedTuple):
 
 
 class Ask(Protocol):
-    """Has a measure of a part run in a process of its own."""
+    """Runs the measure of a part in a separate process."""
 
     def __call__(self, measure: str, *, threads: int | None = 1, **options: Any) -> Any:
         """What the measure returns; ``threads=None`` is as many as torch takes by itself."""

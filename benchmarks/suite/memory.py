@@ -137,7 +137,7 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
 
 
 def summarise(results: dict[str, Any]) -> Summary:
-    """Peaks against what must be held, seconds of a pass, and how they grow."""
+    """Peaks against the memory that is needed, seconds of a pass, and how they grow."""
     ocr_rows = []
     for kind, several in results["ocr"].items():
         peak, base = (statistics.median(run[name] for run in several) for name in ("peak", "base"))

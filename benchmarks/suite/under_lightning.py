@@ -95,9 +95,9 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
         problem: in_turn(
             ("alone", "trained"),
             settings.repeats,
-            lambda how, _, p=problem, o=own: ask(how, problem=p, lam=o[0], gap=o[1]),
+            lambda how, _, p=problem, o=figures: ask(how, problem=p, lam=o[0], gap=o[1]),
         )
-        for problem, own in options["problems"].items()
+        for problem, figures in options["problems"].items()
     }
 
 

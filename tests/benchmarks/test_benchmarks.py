@@ -160,11 +160,11 @@ def test_the_path_and_a_grid():
 def test_choosing():
     options = {"tasks": ["OCR-small"], "multiples": {"OCR-small": [300, 100]}, "gap_at": {"OCR-small": 100}}
     _, results = measured("choosing", {**options, "shares": [0.5, 0.05], "seeds": 1})
-    own = results["OCR-small"]
-    assert [row["lam"] * 626 for row in own["rows"]] == pytest.approx([300.0, 100.0])
-    assert 100.0 / 626 / 10 < own["guess"] < 100.0 / 626
-    assert all(70.0 < row["score"] < 85.0 and row["gap"] <= 0.01 for row in own["rows"])
-    (run,) = own["gaps"]
+    letters = results["OCR-small"]
+    assert [row["lam"] * 626 for row in letters["rows"]] == pytest.approx([300.0, 100.0])
+    assert 100.0 / 626 / 10 < letters["guess"] < 100.0 / 626
+    assert all(70.0 < row["score"] < 85.0 and row["gap"] <= 0.01 for row in letters["rows"])
+    (run,) = letters["gaps"]
     assert [row["gap"] <= row["share"] for row in run] == [True, True]
 
 

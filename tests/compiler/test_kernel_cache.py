@@ -1,4 +1,4 @@
-"""Compiled kernels: code of their own, and going on where its files are damaged or cannot be written."""
+"""Compiled kernels: code of users, and going on where files of the cache are damaged or cannot be written."""
 
 from __future__ import annotations
 
@@ -367,19 +367,19 @@ def test_operations_are_compiled_with_the_options_of_the_kernel(monkeypatch):
 Made = namedtuple("Made", ["counts", "number"], module="torchssvm.kinds")
 
 
-def reads_and_writes(held, i, j, out):
-    x, counts = held.x, held.inner.counts
+def reads_and_writes(record, i, j, out):
+    x, counts = record.x, record.inner.counts
     row, cell = x[i], x[-1, j]
     out[0] = x[i, j, 1] + x[-1, -2, -1] + x[counts[0], counts[-1], np.uint8(1)]
     out[1] = row[j, 0] + row[-1][1] + cell[0] + cell[-1] + row.size + cell.shape[0] + row.strides[0]
     out[2] = x[:, 1][i, 1] + x[1:, j, 0][-1] + x[..., 1][i, j] + x.T[1, j, i]
-    out[3] = held.flags[i] + held.flags[-1] * 2
-    out[-1] = counts[i] * held.inner.scale
-    held.flags[j] = not held.flags[j]
+    out[3] = record.flags[i] + record.flags[-1] * 2
+    out[-1] = counts[i] * record.inner.scale
+    record.flags[j] = not record.flags[j]
     counts[-1] = out[0]
     row[j, 1] += 1
     x[0][1] = 7.0
-    if held.none is None:
+    if record.none is None:
         out[4] = x.sum()
     for k in range(3):
         made = Made(counts, k + j)

@@ -62,8 +62,8 @@ def draw(request):
     return make
 
 
-def close(found, wanted):
-    assert np.allclose(found, wanted, rtol=0.0, atol=200 * np.finfo(found.dtype).eps)
+def close(result, wanted):
+    assert np.allclose(result, wanted, rtol=0.0, atol=200 * np.finfo(result.dtype).eps)
 
 
 @pytest.mark.parametrize("listed", [True, False])

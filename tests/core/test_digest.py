@@ -22,12 +22,12 @@ from torchssvm.dual.state import UNKNOWN
     st.sampled_from([-1, 0, -100]),
 )
 def test_padding_does_not_count_and_labels_do(labels, more, place, padding):
-    own = torch.tensor([labels])
-    padded = torch.nn.functional.pad(own, (0, more), value=padding)
-    assert torch.equal(digest_targets(own), digest_targets(padded))
-    changed = own.clone()
+    target = torch.tensor([labels])
+    padded = torch.nn.functional.pad(target, (0, more), value=padding)
+    assert torch.equal(digest_targets(target), digest_targets(padded))
+    changed = target.clone()
     changed[0, place % len(labels)] += 1
-    assert not torch.equal(digest_targets(own), digest_targets(changed))
+    assert not torch.equal(digest_targets(target), digest_targets(changed))
 
 
 def test_other_axes_than_that_of_the_lengths_count_whole():
@@ -71,10 +71,10 @@ def test_digests_are_sums_of_mixed_numbers(seed, dtype):
     leaves = [torch.randint(-2, 4, (3, *shape[:k]), generator=random).to(dtype) for k in range(3)]
     lengths = torch.randint(1, 5, (3,), generator=random)
     for target in (*leaves, tuple(leaves)):
-        for own in (None, lengths):
+        for sizes in (None, lengths):
             several = target if isinstance(target, tuple) else (target,)
-            expected = sum(summed(leaf, place, own) for place, leaf in enumerate(several))
-            assert torch.equal(digest_targets(target, own), expected)
+            expected = sum(summed(leaf, place, sizes) for place, leaf in enumerate(several))
+            assert torch.equal(digest_targets(target, sizes), expected)
 
 
 def test_no_target_has_the_digest_of_one_that_was_not_seen():

@@ -111,7 +111,7 @@ def test_labels_that_are_missing_are_refused_with_their_place(missing):
 
 
 class _Classes:
-    """Examples in a batch of their own."""
+    """Examples that come in one batch."""
 
     def __init__(self, x, y):
         self.x, self.y = x, y

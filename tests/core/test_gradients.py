@@ -133,8 +133,8 @@ def without_loop(monkeypatch):
     return forbid
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    for mine, other in zip(found, expected, strict=True):
+def assert_same(result: Any, expected: Any) -> None:
+    for mine, other in zip(result, expected, strict=True):
         torch.testing.assert_close(mine, other)
 
 

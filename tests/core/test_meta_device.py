@@ -16,13 +16,13 @@ def test_weights_are_zero_where_they_get_memory_and_structures_hold_numbers(make
     assert all(weights.is_meta for weights in head.parameters())
     assert repr(head.structure) == repr(make().structure)
     copied = copy.deepcopy(head)
-    for own in (head, copied):
+    for one in (head, copied):
         with torch.no_grad():
-            waste = [torch.full_like(weights, 1e38, device="cpu") for weights in own.parameters()]
+            waste = [torch.full_like(weights, 1e38, device="cpu") for weights in one.parameters()]
         del waste
-        own.to_empty(device="cpu")
-        assert not any(bool(weights.any()) for weights in own.parameters())
-        assert {type(weights) for weights in own.parameters()} == {torch.nn.Parameter}
+        one.to_empty(device="cpu")
+        assert not any(bool(weights.any()) for weights in one.parameters())
+        assert {type(weights) for weights in one.parameters()} == {torch.nn.Parameter}
 
 
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)

@@ -25,10 +25,10 @@ class Network(nn.Module):
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda found: found, id="one for each id"),
-        pytest.param(lambda found: found.reshape(len(found), -1, 8), id="one for two ids"),
-        pytest.param(lambda found: (found, found), id="several"),
-        pytest.param(lambda found: found.reshape(len(found), 6, 4), id="one length only"),
+        pytest.param(lambda vectors: vectors, id="one for each id"),
+        pytest.param(lambda vectors: vectors.reshape(len(vectors), -1, 8), id="one for two ids"),
+        pytest.param(lambda vectors: (vectors, vectors), id="several"),
+        pytest.param(lambda vectors: vectors.reshape(len(vectors), 6, 4), id="one length only"),
     ],
 )
 def test_networks_that_padding_does_not_change_are_left_as_they_are(make):

@@ -151,7 +151,7 @@ def test_heads_without_an_adjoint_are_certified_in_full_precision(batched):
     assert_same(result, expected)
 
 
-class Own(nn.Module):
+class UsersHead(nn.Module):
     """A user's head: nothing protects its products."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Own(nn.Module):
 
 def own_problem():
     made = wide("multiclass")
-    made.head = Own()
+    made.head = UsersHead()
     return made
 
 

@@ -157,7 +157,7 @@ def test_datasets_of_one_kind_are_joined_and_numbered_anew():
     lengths = torch.tensor([4, 1, 2, 3, 4, 4, 1, 2, 4])
     beyond = torch.arange(4) >= lengths.unsqueeze(1)
     x[beyond], y[beyond] = 0.0, -1
-    parts = [PaddedDataset(x[own], y[own], lengths[own]) for own in (slice(4), slice(4, None))]
+    parts = [PaddedDataset(x[rows], y[rows], lengths[rows]) for rows in (slice(4), slice(4, None))]
     whole, joined = PaddedDataset(x, y, lengths), ConcatDataset(parts)
     for one, other in zip(in_order(joined, batch_size=3), in_order(whole, batch_size=3), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -212,20 +212,20 @@ def test_parts_of_a_dataset_are_numbered_anew(make):
     head = LinearMulticlass(3, 2)
     best = solve(head, wanted, 0.1, progress=False)
     for part in parts.values():
-        mine, other = (next(iter(in_order(own))) for own in (part, wanted))
+        mine, other = (next(iter(in_order(source))) for source in (part, wanted))
         assert torch.equal(mine.x, other.x)
         assert torch.equal(mine.index, other.index)
         assert solve(LinearMulticlass(3, 2), part, 0.1, progress=False).primal == best.primal
         assert evaluate(head, head.structure, part).loss == evaluate(head, head.structure, wanted).loss
-        assert [len(own) for own in hold_out(part, 0.5)] == [3, 3]
+        assert [len(some) for some in hold_out(part, 0.5)] == [3, 3]
         frozen = PrecomputedFeatures(part, nn.Identity())
         assert torch.equal(frozen.x, x[rows])
         loaded = torchssvm.datasets.GapDataModule.from_datasets(part, part, batch_size=2, by_gap=False)
         assert sorted(i for batch in loaded.train_dataloader() for i in batch.index.tolist()) == list(range(6))
     train, rest = random_split(data, [8, 4], random)
     assert choose_lam(LinearMulticlass(3, 2), train, rest, lams=(1.0, 0.1), progress=False).best.lam in (1.0, 0.1)
-    own = next(iter(in_order(Subset(data, rows), collate_fn=lambda items: data.collate(items))))
-    assert own.index.tolist() == list(range(6))
+    collated = next(iter(in_order(Subset(data, rows), collate_fn=lambda items: data.collate(items))))
+    assert collated.index.tolist() == list(range(6))
 
 
 def test_a_part_of_a_dataset_knows_what_describes_it():

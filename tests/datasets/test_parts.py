@@ -33,7 +33,7 @@ def test_a_part_trains_as_the_same_examples_alone():
     rows = train.rows
     assert torch.equal(train.lengths, problem.lengths[rows])
     alone = PaddedDataset(problem.x[rows], problem.y[rows], problem.lengths[rows])
-    first, second = (solve(PROBLEMS["chain"](3).head, own, 0.5) for own in (train, alone))
+    first, second = (solve(PROBLEMS["chain"](3).head, examples, 0.5) for examples in (train, alone))
     assert (first.primal, first.dual) == (second.primal, second.dual)
 
 

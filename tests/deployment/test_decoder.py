@@ -88,7 +88,7 @@ KINDS = {
     "segments": (lambda: LinearSegments(F, K, 3), ragged, ({0: ANY, 1: ANY}, {0: ANY})),
     "rankings": (lambda: LinearRanking(F), ragged, ({0: ANY, 1: ANY}, {0: ANY})),
     "tree": (lambda: LinearTree(F, K, PARENT), whole_trees, ({0: ANY}, {0: ANY})),
-    "tree of own matrices": (lambda: LinearTree(F, K, PARENT, shared=False), whole_trees, ({0: ANY}, {0: ANY})),
+    "tree of unshared matrices": (lambda: LinearTree(F, K, PARENT, shared=False), whole_trees, ({0: ANY}, {0: ANY})),
     "classes": (lambda: LinearMulticlass(F, K), single, ({0: ANY},)),
     "label sets": (lambda: LinearMultilabel(F, 4, structure=sets(4)), single, ({0: ANY},)),
     "labels": (lambda: LinearMultilabel(F, 6, pairwise=False), single, ({0: ANY},)),
@@ -100,8 +100,8 @@ def batches(draw, count: int) -> list:
     return [draw(chance) for _ in range(count)]
 
 
-def largest(found: list) -> tuple:
-    return max(found, key=lambda batch: batch[-1].numel() * 100 + batch[0][0].numel())
+def largest(batches: list) -> tuple:
+    return max(batches, key=lambda batch: batch[-1].numel() * 100 + batch[0][0].numel())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -122,9 +122,9 @@ def test_in_a_fresh_process_without_lightning_or_scikit_learn(trained: nn.Module
         from torchssvm import SparseFeatures
         from torchssvm.deployment import load_model
         tagger = load_model({str(path)!r})
-        found = tagger(SparseFeatures(torch.tensor({columns.tolist()})))
+        labels = tagger(SparseFeatures(torch.tensor({columns.tolist()})))
         wrong = sorted({{"lightning", "pytorch_lightning", "sklearn", "onnx"}} & set(sys.modules))
-        print(json.dumps([found.tolist(), wrong, tagger.labels, len(tagger.vocabulary)]))
+        print(json.dumps([labels.tolist(), wrong, tagger.labels, len(tagger.vocabulary)]))
     """
     out = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], check=True, capture_output=True, text=True, cwd=tmp_path
@@ -167,7 +167,7 @@ def test_files_that_are_refused(damage, tmp_path) -> None:
         load_model(path)
 
 
-class Own(LinearMulticlass):
+class Subclass(LinearMulticlass):
     """A head that no file can name."""
 
 
@@ -177,7 +177,7 @@ CLASSES, LISTS = LinearMulticlass(5, 3), SparseLinearChain(5, 3)
 @pytest.mark.parametrize(
     ("head", "arguments", "argument"),
     [
-        (Own(5, 3), {}, "head=Own"),
+        (Subclass(5, 3), {}, "head=Subclass"),
         (CLASSES, {"labels": "abc"}, "labels="),
         (CLASSES, {"labels": [1, 2, 3]}, "labels="),
         (CLASSES, {"vocabulary": {"a": "b"}}, "vocabulary"),

@@ -36,7 +36,7 @@ def test_the_length_of_directions_that_cancel_is_not_negative():
         direction = torch.randn(5, generator=random, dtype=torch.float64)
         factor = -1.0 - float(torch.rand((), generator=random, dtype=torch.float64))
         figures = Figures(1e6, 1.0, *([0] * (len(Figures._fields) - 2)))
-        result = Exchange(Opposite(factor), [direction])(lambda own=(direction, figures): ([own[0]], own[1]), lam)
+        result = Exchange(Opposite(factor), [direction])(lambda sent=(direction, figures): ([sent[0]], sent[1]), lam)
         products = torch.zeros(2, 2, dtype=torch.float64)
         add_products(torch.stack([direction, factor * direction], 1).numpy(), products.numpy())
         beta = solve_box_qp(products / lam, torch.tensor([1e6, 0.0], dtype=torch.float64), _SWEEPS)

@@ -1,4 +1,4 @@
-"""The compiled loop in several processes: rounds of own visits, whose blocks are blended with what they were."""
+"""The compiled loop in several processes: each visits its examples, and the blocks are blended with the old ones."""
 
 from __future__ import annotations
 

@@ -74,18 +74,18 @@ def test_an_error_in_one_process_is_one_in_all_and_training_goes_on():
 
     def train(rank):
         training, results = problem.copy().train(), []
-        own = training.dual.own
+        examples = training.dual.own
         for place, error in enumerate(ERRORS):
-            training.step([own[place % len(own)]])
-            training.step([own[0]])
+            training.step([examples[place % len(examples)]])
+            training.step([examples[0]])
             before = kept(training.dual)
-            results.append(refused(lambda error=error: error(training, rank, [own[1]])))
+            results.append(refused(lambda error=error: error(training, rank, [examples[1]])))
             training.optim.zero_grad()
             after = kept(training.dual)
             for state in (before[0], after[0]):
                 del state["seal"], state["visits"]
             assert_same(after, before)
-        training.step([own[2]])
+        training.step([examples[2]])
         return results, training.dual.value()
 
     problem.copy().train().step([0])
@@ -146,14 +146,14 @@ def test_a_process_that_ends_does_not_leave_the_others_hanging():
 
     def train(rank):
         training = problem.copy().train()
-        own = training.dual.own
-        training.step([own[0]])
+        examples = training.dual.own
+        training.step([examples[0]])
         if rank == 1:
             os._exit(9)
         before = kept(training.dual)[0]
         start = time.monotonic()
         with pytest.raises(RankError, match=r"cannot reach the others.*Start again from the last checkpoint"):
-            training.step([own[1]])
+            training.step([examples[1]])
         training.optim.zero_grad()
         after = kept(training.dual)[0]
         for state in (before, after):
@@ -202,25 +202,25 @@ def test_loops_tell_errors_of_one_process():
         certify(head, dual, batches)
         other = [b.replace(y=(b.y + (rank == 1)) % 3) for b in batches]
         before = kept(dual)[0]
-        found = [refused(lambda: CompiledBCFW(head, dual, other))]
+        errors = [refused(lambda: CompiledBCFW(head, dual, other))]
 
         def wrong(gradient):
             raise RuntimeError("in the backward pass")
 
         hook = dual.parameters[0].register_hook(wrong if rank == 1 else lambda gradient: gradient)
-        found.append(refused(loop.step))
+        errors.append(refused(loop.step))
         hook.remove()
         for state in (before, after := kept(dual)[0]):
             del state["seal"], state["visits"]
         assert_same(after, before)
         loop.step()
-        return found
+        return errors
 
     first, second = in_processes(2, train, timeout=10.0)
     for place, text in enumerate(("other targets", "in the backward pass")):
         assert second[place][0] == "RuntimeError"
         assert first[place][0] == "RankError"
-        assert all(text in found[place][1] for found in (first, second))
+        assert all(text in errors[place][1] for errors in (first, second))
 
 
 def test_what_runs_in_one_process_says_so():
@@ -233,7 +233,7 @@ def test_what_runs_in_one_process_says_so():
             refused(lambda: KernelSSVM(head, problem.x, problem.y, lam=0.1)),
         ]
 
-    for found in in_processes(2, make):
-        for kind, text in found:
+    for errors in in_processes(2, make):
+        for kind, text in errors:
             assert kind == "ValueError", text
             assert "world size 2" in text

@@ -43,8 +43,8 @@ def rounds_of(problem, ranks, options, *, size=3, rounds=12):
     """What a run holds after every round in which each rank visits one example, and its certificate."""
     training, random, seen = problem.copy().train(sweeps=50, **options), rng(5), []
     for _ in range(rounds):
-        own = torch.randint(0, problem.n // size, (size,), generator=random)
-        training.step([problem.n // size * rank + int(own[rank]) for rank in ranks])
+        places = torch.randint(0, problem.n // size, (size,), generator=random)
+        training.step([problem.n // size * rank + int(places[rank]) for rank in ranks])
         seen.append(figures(training))
     return torch.stack(seen), certify(training.head, training.dual, problem.everything(4)), training
 

@@ -37,15 +37,15 @@ STORAGES = {
 
 def blocks_of(dual):
     """All that training depends on, wherever the rows of blocks lie in memory and whatever their clock shows."""
-    own = {name: value for name, value in dual.own_state().items() if name not in ("storage", "seal")}
+    state = {name: value for name, value in dual.own_state().items() if name not in ("storage", "seal")}
     stored = dual.storage
     if isinstance(stored, Labelings):
-        own["mass"], own["rest"], own["count"] = (
+        state["mass"], state["rest"], state["count"] = (
             stored.sets.mass.clone(),
             stored.rest_mass.clone(),
             stored.sets.count.clone(),
         )
-    return own, dual.value(), dual.gap_estimate
+    return state, dual.value(), dual.gap_estimate
 
 
 class Loop:

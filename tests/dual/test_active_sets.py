@@ -148,6 +148,6 @@ def test_the_compiled_loop_alone(direction, order):
         certificate = loop.certify()
         assert certificate.gap >= -1e-12
         assert certificate.drift < 1e-10
-        held = torch.cat([p.detach().flatten() for p in dual.parameters])
-        assert certificate.primal == pytest.approx(truth.primal(held))
+        weights = torch.cat([p.detach().flatten() for p in dual.parameters])
+        assert certificate.primal == pytest.approx(truth.primal(weights))
     assert certificate.dual <= truth.optimum() + 1e-7 <= certificate.primal + 2e-7

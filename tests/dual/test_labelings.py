@@ -82,11 +82,11 @@ def test_trajectories_are_those_of_explicit_duals(direction, capacity, seed, kin
         blocks = rule.blocks
         for b in moving.tolist():
             i = rows[b]
-            columns, own = explicit.columns(i), explicit.masses(i)
+            columns, masses = explicit.columns(i), explicit.masses(i)
             corner = explicit.output(i, stored._corner.labeling[b])
             width = len(columns)
-            assert blocks.mass[b, :width].tolist() == pytest.approx(own.tolist(), abs=1e-12)
-            there = [c for c in range(width) if c > 0 or own[0] > 0.0]
+            assert blocks.mass[b, :width].tolist() == pytest.approx(masses.tolist(), abs=1e-12)
+            there = [c for c in range(width) if c > 0 or masses[0] > 0.0]
             new = corner not in explicit.outputs[i]
             assert int(blocks.corner[b]) == (blocks.mass.shape[1] - 1 if new else explicit.outputs[i].index(corner) + 1)
             shown = [*there, *([blocks.mass.shape[1] - 1] if new else [])]

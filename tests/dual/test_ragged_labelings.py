@@ -46,7 +46,7 @@ def test_new_blocks_beside_old_ones_take_the_steps_that_they_take_alone(kind, di
 
 
 def train(problem, direction, together):
-    """The block gaps after a step on the shortest example: of all in one batch, or of that example in its own."""
+    """The block gaps after a step on the shortest example: of all in one batch, or of that example alone."""
     order = problem.lengths.argsort().tolist()
     dual = DualState.for_head(problem.head, N, 0.1, storage=Labelings())
     loss, optimizer = BlockGap(dual, direction), BCFW(problem.head.parameters(), dual)

@@ -21,17 +21,17 @@ y[0][0] = "a"
 
 @pytest.mark.parametrize(("made", "dtype"), [(sparse.csr_matrix, np.float32), (sparse.coo_array, np.float64)])
 def test_matrices_are_as_arrays(made, dtype):
-    own = [rows.astype(dtype) for rows in X]
-    dense = ChainSVC(tol=1e-4, random_state=0).fit(own, y)
-    lists = ChainSVC(tol=1e-4, random_state=0).fit([made(rows) for rows in own], y)
+    rows_of = [rows.astype(dtype) for rows in X]
+    dense = ChainSVC(tol=1e-4, random_state=0).fit(rows_of, y)
+    lists = ChainSVC(tol=1e-4, random_state=0).fit([made(rows) for rows in rows_of], y)
     assert lists.coef_.dtype == dtype
     assert lists.certificate_.dual <= dense.certificate_.primal
     assert dense.certificate_.dual <= lists.certificate_.primal
-    (margins,) = lists.decision_function([made(own[2])])  # a token alone, of two labels
-    (scores,) = own[2] @ lists.coef_.T + lists.intercept_ + lists.start_ + lists.end_
+    (margins,) = lists.decision_function([made(rows_of[2])])  # a token alone, of two labels
+    (scores,) = rows_of[2] @ lists.coef_.T + lists.intercept_ + lists.start_ + lists.end_
     assert margins == pytest.approx(np.array([[scores[0] - scores[1], scores[1] - scores[0]]]), abs=1e-5)
     with pytest.raises(ValueError, match="X"):
-        lists.predict(own)
+        lists.predict(rows_of)
 
 
 @pytest.mark.parametrize("empty", [np.zeros((0, 3)), []])
@@ -44,7 +44,7 @@ def test_an_empty_sequence_has_no_labels(empty):
 
 
 def one(place, value, of=X):
-    return [value if i == place else own for i, own in enumerate(of)]
+    return [value if i == place else given for i, given in enumerate(of)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_errors_name_the_sentence(x, labels, message):
 
 
 def test_tensors_are_arrays():
-    as_tensors = [torch.tensor(rows) for rows in X], [torch.tensor([ord(a) for a in own]) for own in y]
+    as_tensors = [torch.tensor(rows) for rows in X], [torch.tensor([ord(a) for a in labels]) for labels in y]
     fitted = ChainSVC(tol=0.3, random_state=0).fit(*as_tensors)
     assert fitted.classes_.tolist() == [97, 98]
     assert fitted.predict(X) == fitted.predict(as_tensors[0])
@@ -98,11 +98,11 @@ def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
         pairs = fitted.transitions_[states[:, :-1], states[:, 1:]].sum(1)
         return states, emission[np.arange(len(rows)), states].sum(1) + pairs
 
-    for rows, own in zip((X[0], X[3]), (result[0], result[2]), strict=True):
+    for rows, margins in zip((X[0], X[3]), (result[0], result[2]), strict=True):
         states, score = scores(rows)
         weight = np.exp(score / fitted.temperature_)
         expected = np.stack([weight @ (states == state) for state in range(2)], 1) / weight.sum()
-        assert own == pytest.approx(expected, abs=1e-6)
+        assert margins == pytest.approx(expected, abs=1e-6)
 
     def likelihood(temperature):
         total = 0.0
@@ -118,14 +118,14 @@ def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
 
 
 TAGS = [["O", "B-X", "I-X"], ["B-X", "I-X", "O"], ["O", "O"], ["B-X"]]
-WORDS = [[{"tag": tag} for tag in own] for own in TAGS]
+WORDS = [[{"tag": tag} for tag in tags] for tags in TAGS]
 
 
-def _obeys(found):
+def _obeys(predicted):
     return all(
         tag != "I-X" or before in ("B-X", "I-X")
-        for own in found
-        for before, tag in zip(["O", *own[:-1]], own, strict=True)
+        for tags in predicted
+        for before, tag in zip(["O", *tags[:-1]], tags, strict=True)
     )
 
 
@@ -148,7 +148,7 @@ def test_transitions_are_obeyed_wherever_the_estimator_goes(scheme, tmp_path):
 def test_transitions_grow_with_the_labels():
     more = [["B-Y", "I-Y"], ["O", "B-Y"]]
     model = ChainSVC(random_state=0, tol=1e-3, transitions="BIO").partial_fit(WORDS, TAGS)
-    model.partial_fit([[{"tag": tag} for tag in own] for own in more], more)
+    model.partial_fit([[{"tag": tag} for tag in sentence] for sentence in more], more)
     assert model.classes_.tolist() == ["B-X", "I-X", "O", "B-Y", "I-Y"]
     fresh = ChainSVC(tol=1e-3, transitions="BIO").fit(*([*a, *b] for a, b in ((WORDS, _words(more)), (TAGS, more))))
     assert model.certificate_.dual <= fresh.certificate_.primal
@@ -156,7 +156,7 @@ def test_transitions_grow_with_the_labels():
 
 
 def _words(tags):
-    return [[{"tag": tag} for tag in own] for own in tags]
+    return [[{"tag": tag} for tag in sentence] for sentence in tags]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _label_sets():
 
 def _forests():
     X, y = (part[:10] for part in _sequences())
-    return [(rows, np.array([(i, i - 1) for i in range(1, len(rows))])) for rows in X], [np.array(own) for own in y]
+    return [(rows, np.array([(i, i - 1) for i in range(1, len(rows))])) for rows in X], [np.array(row) for row in y]
 
 
 @pytest.mark.parametrize("made", [_classes, _sequences, _words])
@@ -279,10 +279,10 @@ def test_a_new_label_has_the_weight_that_it_was_given():
 def test_what_is_added_is_all_that_is_read(kind):
     X, y = _words() if kind == "names" else _sequences()
     if kind == "names":  # most are too rare for a weight until the last call
-        X = [[{**token, "rare": str((place + at) % 9)} for at, token in enumerate(own)] for place, own in enumerate(X)]
+        X = [[{**token, "rare": str((place + at) % 9)} for at, token in enumerate(row)] for place, row in enumerate(X)]
     elif kind == "matrices":
-        X = [sparse.csr_matrix(own) for own in X]
-    least = sum(token["rare"] == "0" for own in X for token in own) if kind == "names" else 1
+        X = [sparse.csr_matrix(row) for row in X]
+    least = sum(token["rare"] == "0" for row in X for token in row) if kind == "names" else 1
     tagger = ChainSVC(tol=0.02, min_count=least).fit(X[:12], y[:12])
     for part in (slice(12, -1), slice(len(X) - 1, None)):
         tagger.partial_fit(X[part], y[part])
@@ -330,9 +330,9 @@ def test_arrays_may_be_filled_again_between_calls():
     _same_optimum(model, MultinomialSVC(tol=0.02).fit(X[:40], y[:40]))
     _same_optimum(model.partial_fit(X[40:], y[40:]), MultinomialSVC(tol=0.02).fit(X, y))
     X, y = _sequences()
-    own = [rows.copy() for rows in X[:15]]
-    tagger = ChainSVC(tol=0.02).partial_fit(own, y[:15])
-    for rows in own:
+    changed = [rows.copy() for rows in X[:15]]
+    tagger = ChainSVC(tol=0.02).partial_fit(changed, y[:15])
+    for rows in changed:
         rows[:] = 9.0
     _same_optimum(tagger.partial_fit(X[15:], y[15:]), ChainSVC(tol=0.02).fit(X, y))
 

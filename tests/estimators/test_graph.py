@@ -41,8 +41,8 @@ def test_the_direction_of_an_edge_counts():
     """An edge from p to q, whichever end is the root: q has the label after that of p."""
     edges = [np.array([[0, 1], [1, 2]]), np.array([[2, 1], [1, 0]]), np.array([[1, 0], [1, 2]])]
     y = [[0, 1, 2], [2, 1, 0], [1, 0, 2]]
-    start = [[1.0 if own == 0 else 0.0 for own in labels] for labels in y[:2]]
-    X = [(np.array(own)[:, None], links) for own, links in zip(start, edges[:2], strict=True)] * 5
+    start = [[1.0 if nodes == 0 else 0.0 for nodes in labels] for labels in y[:2]]
+    X = [(np.array(nodes)[:, None], links) for nodes, links in zip(start, edges[:2], strict=True)] * 5
     estimator = GraphSVC(C=1.0, random_state=0).fit(X, y[:2] * 5)
     assert estimator.score(X, y[:2] * 5) == 1.0
     turned = [(x[::-1].copy(), 2 - links) for x, links in X]
@@ -57,7 +57,7 @@ def test_chains_are_those_of_chain_svc():
     y = [chance.integers(3, size=len(word)) for word in words]
     ends = [np.eye(len(word), dtype=np.float32)[:, [0, -1]] for word in words]
     edges = [np.stack([np.arange(len(word) - 1), np.arange(1, len(word))], 1) for word in words]
-    X = [(np.hstack([word, own]), links) for word, own, links in zip(words, ends, edges, strict=True)]
+    X = [(np.hstack([word, end]), links) for word, end, links in zip(words, ends, edges, strict=True)]
     graph = GraphSVC(lam=0.1, tol=0.005, random_state=0).fit(X, y).certificate_
     chain = ChainSVC(lam=0.1, tol=0.005, random_state=0).fit(words, y).certificate_
     assert graph.dual <= chain.primal

@@ -23,14 +23,14 @@ def test_labels_of_frames_are_their_runs(options):
     assert fitted[0].durations_.shape == (options.get("max_duration", 2), 2)
     labels = fitted[0].predict([X[0], np.zeros((0, 2)), X[2]])
     assert labels[1] == []
-    assert [own[-1][1] for own in (labels[0], labels[2])] == [4, 5]
-    lists = [[list(span) for span in own] for own in SPANS]  # as JSON has them
+    assert [spans[-1][1] for spans in (labels[0], labels[2])] == [4, 5]
+    lists = [[list(span) for span in spans] for spans in SPANS]  # as JSON has them
     assert fitted[0].score(X, SPANS) == fitted[0].score(X, FRAMES) == fitted[0].score(X, lists) > 0.5
     assert fitted[0].certificate_.exact
 
 
 def one(place, value, of=X):
-    return [value if i == place else own for i, own in enumerate(of)]
+    return [value if i == place else given for i, given in enumerate(of)]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_segments_are_not_shorter_than_asked_for():
     long = [[(0, 2, "a"), (2, 4, "b")], [(0, 3, "a")], [(0, 2, "b"), (2, 5, "a")]]
     for least in (2, [2, 2]):
         model = SegmentSVC(min_duration=least, random_state=0).fit(X, long).predict(X)
-        assert all(end - start >= 2 for own in model for start, end, _ in own)
+        assert all(end - start >= 2 for spans in model for start, end, _ in spans)
     with pytest.raises(ValueError, match="example 2"):
         SegmentSVC(min_duration=2).fit(X, long).predict([*X[:2], X[0][:1]])
 
@@ -70,33 +70,33 @@ def test_probabilities_are_sums_over_all_segmentations(options):
         fitted.calibrate(X[:1], [[(0, 4, "a")]])
     assert torch.is_grad_enabled()
     noisy = [[(0, 1, "b"), (1, 4, "a")], *SPANS[1:]]
-    for margins, own in zip(fitted.decision_function(X), fitted.predict(X), strict=True):
-        labels = [label for start, end, label in own for _ in range(start, end)]
+    for margins, segments in zip(fitted.decision_function(X), fitted.predict(X), strict=True):
+        labels = [label for start, end, label in segments for _ in range(start, end)]
         assert np.array_equal(margins > 0.0, np.array(labels)[:, None] == fitted.classes_)
     before, result = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], np.zeros((0, 2)), X[1]])
     assert fitted.predict(X) == before
     assert result[1].shape == (0, 2)
     temperature = fitted.temperature_
-    assert fitted.calibrate(X, [frames(own) for own in noisy]).temperature_ == temperature
+    assert fitted.calibrate(X, [frames(labeled) for labeled in noisy]).temperature_ == temperature
 
     def likelihood(temperature):
         total = 0.0
-        for rows, own in zip(X, noisy, strict=True):
+        for rows, labeled in zip(X, noisy, strict=True):
             every, scores = segmentations(fitted, rows)
-            true = [(start, end, "ab".index(label)) for start, end, label in own]
+            true = [(start, end, "ab".index(label)) for start, end, label in labeled]
             total += scores[every.index(true)] / temperature - np.log(np.exp(scores / temperature).sum())
         return total
 
     best = likelihood(fitted.temperature_)
     assert all(best >= likelihood(fitted.temperature_ * factor) for factor in (0.9, 0.99, 1.01, 1.1))
-    for rows, own in ((X[0], result[0]), (X[1], result[2])):
+    for rows, probabilities in ((X[0], result[0]), (X[1], result[2])):
         every, scores = segmentations(fitted, rows)
         weights = np.exp(scores / fitted.temperature_)
         expected = np.zeros((len(rows), 2))
         for spans, weight in zip(every, weights / weights.sum(), strict=True):
             for start, end, label in spans:
                 expected[start:end, label] += weight
-        assert own == pytest.approx(expected, abs=1e-6)
+        assert probabilities == pytest.approx(expected, abs=1e-6)
     assert not hasattr(fitted.fit(X, SPANS), "predict_proba")
 
 
@@ -115,10 +115,10 @@ def segmentations(fitted, rows):
         results = []
         for end in range(at + 1, min(at + 3, len(rows)) + 1):
             for label in range(2):
-                own = score + each[at:end, label].sum() + fitted.durations_[end - at - 1, label]
-                own += each[at, 2 + label] if each.shape[1] == 4 else 0.0
-                own += fitted.transitions_[spans[-1][2], label] if spans else 0.0
-                results += extend([*spans, (at, end, label)], own)
+                total = score + each[at:end, label].sum() + fitted.durations_[end - at - 1, label]
+                total += each[at, 2 + label] if each.shape[1] == 4 else 0.0
+                total += fitted.transitions_[spans[-1][2], label] if spans else 0.0
+                results += extend([*spans, (at, end, label)], total)
         return results
 
     every, scores = zip(*extend([], 0.0), strict=True)
@@ -144,9 +144,9 @@ def test_a_warm_start_takes_longer_segments_and_keeps_them(options, weight):
     part, whole = (() if weight is None else (weight[:size],) for size in (2, 4))
     chance = np.random.default_rng(0)
     lengths = [[2, 1], [1, 2], [4, 1], [2, 3]]
-    y = [[("ab"[i % 2], size) for i, size in enumerate(own)] for own in lengths]
-    y = [[label for label, size in own for _ in range(size)] for own in y]
-    X = [np.array([[label == "a", label == "b"] for label in own]) for own in y]
+    y = [[("ab"[i % 2], size) for i, size in enumerate(series)] for series in lengths]
+    y = [[label for label, size in series for _ in range(size)] for series in y]
+    X = [np.array([[label == "a", label == "b"] for label in series]) for series in y]
     X = [rows + 0.5 * chance.normal(size=rows.shape) for rows in X]
     estimator = SegmentSVC(tol=0.01, warm_start=True, random_state=0, **options).fit(X[:2], y[:2], *part)
     assert estimator.structure_.max_duration == 2

@@ -217,14 +217,14 @@ def test_series_are_read_by_place(model, X, y):
     assert np.array_equal(result.coef_, same.coef_)
     assert list(map(list, result.predict(series(X)))) == list(map(list, same.predict(X)))
     assert result.score(series(X), series(y)) == same.score(X, y)
-    assert result.score(X, [series(own) for own in y]) == same.score(X, y)
+    assert result.score(X, [series(labels) for labels in y]) == same.score(X, y)
 
 
 @pytest.mark.parametrize(("model", "X", "y"), SEQUENCES, ids=lambda case: type(case).__name__)
 def test_labels_of_the_other_kind_are_refused_by_score(model, X, y):
     fitted = clone(model).fit(X, y)
     with pytest.raises(ValueError, match="y has"):
-        fitted.score(X, [[str(label) for label in own] for own in y])
+        fitted.score(X, [[str(label) for label in labels] for labels in y])
 
 
 @pytest.mark.parametrize("kind", [MultinomialSVC, MultilabelSVC])

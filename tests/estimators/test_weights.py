@@ -16,7 +16,7 @@ chance = np.random.default_rng(5)
 SIZES = chance.integers(2, 5, 8)
 ROWS = [chance.normal(size=(size, 2)) for size in SIZES]
 LABELS = [chance.integers(0, 2, size).tolist() for size in SIZES]
-LABELS = [["ab"[k] for k in own] for own in LABELS]
+LABELS = [["ab"[k] for k in states] for states in LABELS]
 NAMED = [[{"big": bool(row[0] > 0), "size": float(row[1])} for row in rows] for rows in ROWS]
 CHAINS = [np.array([(i - 1, i) for i in range(1, size)]) for size in SIZES]
 TRIANGLE = np.array([(0, 1), (1, 2), (0, 2)])
@@ -61,7 +61,7 @@ def test_a_weight_of_2_is_the_example_twice_and_0_is_none(case):
     estimator, X, y = CASES[case]
     times = [2, 1, 0, 1, 3, 1, 1, 1]
     places = np.repeat(np.arange(8), times)
-    several = [own[places] if hasattr(own, "shape") else [own[i] for i in places] for own in (X, y)]
+    several = [values[places] if hasattr(values, "shape") else [values[i] for i in places] for values in (X, y)]
     estimator.set_params(tol=0.02, random_state=0)
     runs = []
     for given in ((X, y, times), tuple(several)):
@@ -89,8 +89,8 @@ def test_weights_train_in_the_compiled_loop_which_goes_on_with_others(case):
     assert isinstance(going_on._run[0], CompiledBCFW)
     assert going_on.n_passes_ < anew.n_passes_
     ones, none = (fitted.fit(X, y, *times) for fitted, times in ((anew, [np.ones(8)]), (without, [])))
-    for alike, own in zip(ones.head_.parameters(), none.head_.parameters(), strict=True):
-        assert torch.equal(alike, own)
+    for alike, weights in zip(ones.head_.parameters(), none.head_.parameters(), strict=True):
+        assert torch.equal(alike, weights)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -99,7 +99,7 @@ def test_scores_count_examples_as_often_as_they_weigh(case):
     estimator, X, y = CASES[case]
     times = [2, 1, 0, 1, 3, 1, 1, 1]
     places = np.repeat(np.arange(8), times)
-    several = [own[places] if hasattr(own, "shape") else [own[i] for i in places] for own in (X, y)]
+    several = [values[places] if hasattr(values, "shape") else [values[i] for i in places] for values in (X, y)]
     turned = y[::-1].copy() if hasattr(y, "shape") else y
     fitted = clone(estimator).set_params(tol=0.1, random_state=0).fit(X, turned)
     assert fitted.score(X, y, times) == pytest.approx(fitted.score(*several))
@@ -131,6 +131,6 @@ def test_generators_are_read_once():
     def tokens(rows):
         yield from rows
 
-    model = ChainSVC(tol=0.1, random_state=0).fit((tokens(own) for own in NAMED), (tokens(own) for own in LABELS))
-    assert model.predict(tokens(own) for own in NAMED) == model.predict(NAMED)
-    assert model.score((own for own in NAMED), (own for own in LABELS)) == model.score(NAMED, LABELS)
+    model = ChainSVC(tol=0.1, random_state=0).fit((tokens(one) for one in NAMED), (tokens(one) for one in LABELS))
+    assert model.predict(tokens(one) for one in NAMED) == model.predict(NAMED)
+    assert model.score((one for one in NAMED), (one for one in LABELS)) == model.score(NAMED, LABELS)

@@ -362,9 +362,9 @@ def plain(joint, batches, epochs=2):
     words = some_words()
     network = nn.Linear(128, 12)
     model = StructuredSVM(LinearChain(12, 26), 0.01, network, joint=joint)
-    own = DataLoader(words, batch_sampler=batches, collate_fn=words.collate)
+    loader = DataLoader(words, batch_sampler=batches, collate_fn=words.collate)
     watch = Watch()
-    trainer(watch, max_epochs=epochs + 1).fit(model, own)
+    trainer(watch, max_epochs=epochs + 1).fit(model, loader)
     return [p.detach() for p in (*network.parameters(), *model._stages.weights)], watch.rates
 
 

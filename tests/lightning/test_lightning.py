@@ -293,7 +293,7 @@ def test_other_averages(words):
         assert all(torch.equal(a, b) for a, b in zip(stored, model.head.parameters(), strict=True))
 
 
-class Own(L.LightningModule):
+class Users(L.LightningModule):
     """Automatic optimisation with BlockGap and BCFW as they are."""
 
     def __init__(self, n: int) -> None:
@@ -317,7 +317,7 @@ class Own(L.LightningModule):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_automatic_optimisation(accumulate, words):
     gap = DualityGap(0.2, every_n_epochs=5)
-    model, fitting = Own(len(words)), trainer(gap, max_epochs=200, accumulate_grad_batches=accumulate)
+    model, fitting = Users(len(words)), trainer(gap, max_epochs=200, accumulate_grad_batches=accumulate)
     fitting.fit(model, shuffled(words))
     assert gap.certificate.gap <= 0.2
     assert gap.certificate.drift < 1e-5

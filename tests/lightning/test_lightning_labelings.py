@@ -76,10 +76,10 @@ def test_every_direction_goes_on_when_features_have_moved(direction, capacity):
         assert certificate.dual <= truth.optimum() + 2e-7 <= certificate.primal + 4e-7
         if direction.needs_curvature:
             sets = training.dual.storage.sets
-            own, at = (sets.known & (sets.mass > 0)).nonzero()[0].tolist()
-            labeling = sets.labelings[0][own, at].tolist()
-            place = truth.outputs[own].index(tuple(label for label in labeling if label >= 0))
-            change = truth.changes[own][place]
-            assert float(sets.gram[own, at, at]) == pytest.approx(float(change @ change), rel=1e-9)
+            example, at = (sets.known & (sets.mass > 0)).nonzero()[0].tolist()
+            labeling = sets.labelings[0][example, at].tolist()
+            place = truth.outputs[example].index(tuple(label for label in labeling if label >= 0))
+            change = truth.changes[example][place]
+            assert float(sets.gram[example, at, at]) == pytest.approx(float(change @ change), rel=1e-9)
         problem = moved(problem, random)
         recompute_weights(training.head, training.dual, problem.everything(2))

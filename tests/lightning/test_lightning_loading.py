@@ -173,7 +173,7 @@ def test_a_structure_of_the_package_in_the_place_of_the_heads(tmp_path: Path):
 
 
 def test_import_paths_in_hyperparameters_are_not_followed(tmp_path: Path):
-    """Lightning's own loading would make any class for an argument: its allowlist is of the one that makes them."""
+    """Lightning's loading would make an argument of any class: its allowlist names only the function that makes it."""
     path = tmp_path / "model.ckpt"
     fitted(StructuredSVM(LinearChain(3, 3), lam=0.1), path)
     content = torch.load(path, weights_only=True)

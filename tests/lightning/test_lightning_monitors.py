@@ -52,7 +52,7 @@ def test_a_checkpoint_of_the_smallest_gap_is_of_that_gap(name: str, validated: b
     trainer(*callbacks).fit(model, words.training(), words.everything() if validated else None)
     # That at the end is after the last checkpoint.
     passes = zip((0, 2, 5), (entry.certificate for entry in gap.history[:3]), strict=True)
-    epoch, best = min(passes, key=lambda found: found[1].gap)
+    epoch, best = min(passes, key=lambda one: one[1].gap)
     assert float(saving.best_model_score) == pytest.approx(best.gap, rel=1e-5)
     assert Path(saving.best_model_path).name == f"epoch={epoch}-gap={best.gap:.6f}-gap_age=0.ckpt"
     with warnings.catch_warnings():

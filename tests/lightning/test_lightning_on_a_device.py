@@ -54,8 +54,8 @@ def test_a_fit_has_the_figures_of_the_cpu(cuda, loop):
     for accelerator in ("cpu", "gpu"):
         gap, average = DualityGap(0.0, every_n_epochs=1), AveragedWeights(validate=True)
         model, run = fit(accelerator, [gap, average, places := Places()], epochs=2, **LOOPS[loop])
-        own = gap.certificate, average.certify(run, model)
-        figures.append([getattr(c, name) for c in own for name in ("primal", "dual", "passes")])
+        certificates = gap.certificate, average.certify(run, model)
+        figures.append([getattr(c, name) for c in certificates for name in ("primal", "dual", "passes")])
         figures[-1] += [float(run.callback_metrics["val_loss"])]
     assert figures[1] == pytest.approx(figures[0], rel=1e-4)
     assert set(places.seen) == {("cuda", "cpu" if loop == "compiled loop" else "cuda", "cuda")}

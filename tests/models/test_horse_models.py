@@ -104,10 +104,10 @@ def test_a_batch_is_made_of_its_images(network):
         assert edge_features.shape == (3, 4, network.edge_features)
         assert bool((edge_features >= 0).all())
         for i in range(3):
-            own = network(dataset.collate([dataset[i]]).x)
-            count = own.edges.shape[1]
-            torch.testing.assert_close(nodes[i], own.nodes[0])
-            torch.testing.assert_close(edge_features[i, :count], own.edge_features[0])
+            graph = network(dataset.collate([dataset[i]]).x)
+            count = graph.edges.shape[1]
+            torch.testing.assert_close(nodes[i], graph.nodes[0])
+            torch.testing.assert_close(edge_features[i, :count], graph.edge_features[0])
             assert not edge_features[i, count:].any()
             assert bool((edges[i, count:] == -1).all())
 
@@ -161,7 +161,7 @@ def test_precomputed_graphs_are_those_of_the_network(network):
 
 
 def test_precomputed_graphs_of_graphs():
-    """Without a network the graphs are held as they are; a function takes and gives batches."""
+    """Without a network the graphs stay as they are; a function takes and gives batches."""
     graphs = [example._replace(x=example.x.graph) for example in Items().examples]
 
     class Some(Items):

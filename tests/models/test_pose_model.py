@@ -41,7 +41,7 @@ def test_the_body_is_a_tree_of_neighbours():
         results += on
         assert len(on) == 1, (node, parent)
     for limb in limbs:  # made of two halves, or of three thirds
-        assert sum(length for own, length in results if own == limb) == 6
+        assert sum(length for name, length in results if name == limb) == 6
     assert JOINTS[BODY.index(-1)] == "head top"
 
 
@@ -57,10 +57,10 @@ def test_clusters_of_displacements():
     assert torch.equal(means[:, 0], -means[:, 1])
     order = [int((means[0, 0] - centre).norm(dim=1).argmin()) for centre in centres]
     assert sorted(order) == [0, 1, 2]
-    for k, own in enumerate(order):
+    for k, kind in enumerate(order):
         points = child[which == k].double()
-        torch.testing.assert_close(means[0, 0, own], points.mean(0))
-        torch.testing.assert_close(spreads[0, 0, own], points.std(0, correction=0))
+        torch.testing.assert_close(means[0, 0, kind], points.mean(0))
+        torch.testing.assert_close(spreads[0, 0, kind], points.std(0, correction=0))
     again = mean_displacements(places, [1, -1, 1], 3, least_spread=0.01)
     assert torch.equal(means, again[0])
     assert float(mean_displacements(places, [1, -1, 1], 3)[1].min()) == 1.0

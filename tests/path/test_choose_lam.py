@@ -81,13 +81,13 @@ class TestResult:
 
         choice = choose_lam(problem.head, Items(problem), held_out, LAMS, tolerance=Relative(0.02), on_point=note)
         for point, value in zip(choice.points, values, strict=True):
-            own = point.certificate
-            assert own.lam == pytest.approx(point.lam)
-            assert own.primal == pytest.approx(value, rel=1e-6)
-            assert own.gap <= 0.02 * own.primal
+            certificate = point.certificate
+            assert certificate.lam == pytest.approx(point.lam)
+            assert certificate.primal == pytest.approx(value, rel=1e-6)
+            assert certificate.gap <= 0.02 * certificate.primal
             alone = solve(PROBLEMS[kind](3).head, Items(problem.copy()), point.lam)
-            assert own.dual <= alone.primal + 1e-6
-            assert own.primal >= alone.dual - 1e-6
+            assert certificate.dual <= alone.primal + 1e-6
+            assert certificate.primal >= alone.dual - 1e-6
         assert sum(point.passes for point in choice.points) == pytest.approx(choice.points[-1].certificate.passes)
 
     def test_of_equal_scores_the_largest_lambda_is_taken(self):
@@ -161,7 +161,7 @@ class TestResult:
         with pytest.raises(KeyboardInterrupt):
             choose_lam(problem.head, Items(problem), held_out, LAMS, on_point=stop)
         best = expected_choice(tuple(sorted((point for point, _ in points), key=lambda point: -point.lam)))
-        weights = next(own for point, own in points if point is best)
+        weights = next(kept for point, kept in points if point is best)
         for parameter, weight in zip(problem.head.parameters(), weights, strict=True):
             assert torch.equal(parameter.detach(), weight)
 
@@ -190,7 +190,7 @@ class TestStandardError:
         problem, held_out = problems()
         whole = evaluate(problem.head, problem.structure, in_order(held_out))
         rows = torch.arange(len(held_out)).chunk(3)
-        parts = [evaluate(problem.head, problem.structure, in_order(Part(held_out, own))) for own in rows]
+        parts = [evaluate(problem.head, problem.structure, in_order(Part(held_out, part))) for part in rows]
         result = merge_evaluations(parts)
         assert result.loss == pytest.approx(whole.loss)
         torch.testing.assert_close(result.losses.sort().values, whole.losses.sort().values)
@@ -206,17 +206,17 @@ class TestFolds:
         choice = choose_lam(problem.head, Items(problem), folds=3, lams=LAMS)
         assert all(point.held_out.num_examples == problem.n for point in choice.points)
         assert choice.best is expected_choice(choice.points)
-        own = choice.best.certificate
-        assert own.relative_gap <= 0.01
+        certificate = choice.best.certificate
+        assert certificate.relative_gap <= 0.01
         value = primal(problem.head, problem.structure, problem.everything(), choice.best.lam).value
-        assert own.primal == pytest.approx(value, rel=1e-6)
+        assert certificate.primal == pytest.approx(value, rel=1e-6)
 
     def test_each_fold_is_trained_with_lam_times_n_of_all(self):
         problem = PROBLEMS["multiclass"](3)
         choice = choose_lam(problem.head, Items(problem), folds=2, lams=[0.3, 0.1], tolerance=Relative(1e-4))
-        own = min(choice.points, key=lambda point: point.lam if point is not choice.best else math.inf)
-        rest = own.certificate.num_examples
-        assert own.certificate.lam * rest == pytest.approx(own.lam * problem.n)
+        fold = min(choice.points, key=lambda point: point.lam if point is not choice.best else math.inf)
+        rest = fold.certificate.num_examples
+        assert fold.certificate.lam * rest == pytest.approx(fold.lam * problem.n)
 
 
 class TestGuess:
@@ -241,8 +241,8 @@ class TestGuess:
             assert torch.equal(weight, before[name])
         plain = PROBLEMS["multiclass"](3, bias=False)
         scaled = Problem(plain.head, 3.0 * plain.x, plain.y, None, plain.lam)
-        own, larger = (guess_lam(plain.head, Items(one)) for one in (plain, scaled))
-        assert larger == pytest.approx(9.0 * own)
+        plainly, larger = (guess_lam(plain.head, Items(one)) for one in (plain, scaled))
+        assert larger == pytest.approx(9.0 * plainly)
         counted = guess_lam(
             problem.head, Items(problem), structure=Chain(problem.structure.num_states, normalize=False)
         )

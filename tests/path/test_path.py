@@ -67,7 +67,7 @@ class TestRescale:
         truth = reference(problem)
         truth.lam = dual.lam
         assert after.primal == pytest.approx(truth.primal(weights), abs=1e-10)
-        if storage is Weights:  # it knows every block's own change
+        if storage is Weights:  # it knows the change of each block
             torch.testing.assert_close(estimates, dual.gap_estimates, rtol=0, atol=1e-12)
         elif bool((estimates > 0).all()):  # no part of the change was cut off at zero
             assert float(estimates.sum()) == pytest.approx(after.gap, abs=1e-12)

@@ -89,7 +89,7 @@ CLAIMS = {
     ],
     "dlib": ["certificate.relative_gap <= 0.01 and wrong == 0"],
     "pyepo": [
-        "model.certificate_.relative_gap <= 0.01 and own.certificate_.relative_gap <= 0.01",
+        "model.certificate_.relative_gap <= 0.01 and cheapest.certificate_.relative_gap <= 0.01",
         "regret < regret_of_least_squares(globals())",
     ],
     "transformers": [

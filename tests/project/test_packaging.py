@@ -126,11 +126,11 @@ def test_every_module_of_the_wheel_imports_outside_the_clone_and_the_data_comes_
 def test_this_installation_finds_the_mapped_packages_and_imports_nothing_optional_or_slow(where, tmp_path):
     out = fresh_python(
         "import importlib, json, sys\n"
-        "before, found = set(sys.modules), {}\n"
+        "before, loaded = set(sys.modules), {}\n"
         "for name in ('torchssvm', 'torchssvm.structures.torch_struct', 'torchssvm.models', 'torchssvm.datasets'):\n"
         "    file = importlib.import_module(name).__file__\n"
-        f"    found[name] = file, [n for n in {LATE!r} if n in sys.modules and n not in before]\n"
-        "print(json.dumps([found, 'datasets' in sys.modules]))",
+        f"    loaded[name] = file, [n for n in {LATE!r} if n in sys.modules and n not in before]\n"
+        "print(json.dumps([loaded, 'datasets' in sys.modules]))",
         cwd=ROOT if where == "inside" else tmp_path,
     )
     result, bare = json.loads(out)

@@ -66,7 +66,7 @@ CLAIMS = {
     "docs/joint.md": [
         "gap.certificate.gap <= 0.1 and 0.0 <= certificate.gap <= 0.1",
         "model.choice.kept == ('solved' if model.choice.solved_loss <= model.choice.joint_loss else 'joint')",
-        "kept is min((head, solved), key=lambda own: evaluate(own, own.structure, in_order(held_out)).loss)",
+        "kept is min((head, solved), key=lambda one: evaluate(one, one.structure, in_order(held_out)).loss)",
     ],
     "docs/solvers.md": [
         "loop.certify().gap <= 0.01 and dual.cache_hits > 0 and path.gap(0.08) <= 0.3 and certificate.gap >= 0.0",
@@ -94,7 +94,7 @@ CLAIMS = {
         "places.shape == test.y.shape",
     ],
     "docs/guides/segmentation.md": ["0.0 <= certificate.gap < 0.05"],
-    "docs/guides/sequences.md": ["own_tags == [['PERSON', 'O', 'PLACE']] and certificate.relative_gap <= 0.01"],
+    "docs/guides/sequences.md": ["named_tags == [['PERSON', 'O', 'PLACE']] and certificate.relative_gap <= 0.01"],
 }
 
 

@@ -1,4 +1,4 @@
-"""Which room may import which: the order of the house, held by the imports as they stand in the files."""
+"""Which room may import which: every import in the files obeys it."""
 
 import ast
 import re

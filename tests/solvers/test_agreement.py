@@ -204,7 +204,7 @@ def chosen(name: str, kind: str) -> bool:
 
 
 def applies(name: str, kind: str) -> bool:
-    """The compiled loop is for chains with shared transitions, kernel heads are made for the package's own heads."""
+    """The compiled loop is for chains with shared transitions, kernel heads are made for the package's heads."""
     if name.startswith("CompiledBCFW"):
         return kind == "chain"
     return not (name.startswith("KernelSSVM") and "adjoint" in kind)
@@ -216,17 +216,17 @@ def listed(kind: str, seed: int = 3):
     return truth, truth.optimum()
 
 
-def check(found: Interval, truth, optimum: float) -> None:
-    assert found.dual <= optimum + 1e-7
-    assert found.primal >= optimum - 1e-7
-    if found.w is not None:
-        assert found.primal == pytest.approx(truth.primal(found.w), abs=1e-9)
+def check(proved: Interval, truth, optimum: float) -> None:
+    assert proved.dual <= optimum + 1e-7
+    assert proved.primal >= optimum - 1e-7
+    if proved.w is not None:
+        assert proved.primal == pytest.approx(truth.primal(proved.w), abs=1e-9)
 
 
 def by_turns(kind: str, name: str):
     """Every solver on one of the kinds that it applies to, by turns; its other kinds are slow."""
-    own = [other for other in KINDS if applies(name, other) and chosen(name, other)]
-    first = own[list(SOLVERS).index(name) % len(own)] == kind
+    kinds = [other for other in KINDS if applies(name, other) and chosen(name, other)]
+    first = kinds[list(SOLVERS).index(name) % len(kinds)] == kind
     return pytest.param(kind, name, marks=() if first else pytest.mark.slow)
 
 

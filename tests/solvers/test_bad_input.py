@@ -134,9 +134,9 @@ def bounded_below(self, potentials, target):
 LOSS, PARTS = LabelSets.loss, LabelSets.parts
 STRUCTURES = [
     ({"loss": lambda *a: LOSS(*a) + 0.25}, "loss"),
-    ({"loss": lambda *a: -LOSS(*a)}, "loss|negative"),
+    ({"loss": lambda *a: -LOSS(*a)}, "loss"),
     ({"loss": lambda _, y, target: torch.where((y == target).all(1), 0.0, torch.nan)}, "loss|not finite"),
-    ({"loss": lambda *a: LOSS(*a).unsqueeze(1)}, "loss|shape"),
+    ({"loss": lambda *a: LOSS(*a).unsqueeze(1)}, "loss"),
     ({"parts": lambda *a: PARTS(*a)[:, 1:]}, "potentials"),
     ({"parts": lambda *a: {"scores": PARTS(*a), "more": PARTS(*a)}}, "potentials"),
     ({"augmented_argmax": worst_output}, "target"),
@@ -251,7 +251,6 @@ DOORS = [
     ),
     (lambda: GapBatchSampler(batch_size=4, num_examples=0), ValueError, "num_examples"),
     (lambda: GapBatchSampler(dual_of(), batch_size=4, num_examples=5), ValueError, "num_examples"),
-    (lambda: GapBatchSampler(batch_size=4, num_examples=7).bind(dual_of()), ValueError, "num_examples"),
     (lambda: GapBatchSampler(200, batch_size=8), TypeError, "dual"),
     (lambda: BlockGap(dual_of(), Corrective()), ValueError, "direction"),
     (lambda: BlockGap(dual_of(), oracle=CacheOracle()), ValueError, "oracle"),
@@ -370,7 +369,7 @@ def test_a_forward_pass_from_before_another_step_or_state(adjoint, loaded):
 
 
 def test_potentials_of_low_precision():
-    """A head of one's own under autocast."""
+    """A user's head under autocast."""
     head, structure, batch = label_sets(dtype=torch.float32)
     dual = DualState.for_head(head, 5, 0.1, structure=structure)
     optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)

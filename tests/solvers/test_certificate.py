@@ -60,7 +60,7 @@ def test_against_brute_force(seed, kind, storage, batch_size, adjoint):
 
 @pytest.mark.parametrize("storage", [MeanParts, Labelings, Weights])
 def test_steps_and_an_exact_pass_have_the_same_bits_on_one_and_two_threads(storage, monkeypatch):
-    """Enough examples that the decoder, and torch in its own operations, split them."""
+    """Enough examples that decoder and torch split them among threads."""
     split = []
     run = threads._run
     monkeypatch.setattr(threads, "_run", lambda tasks: split.append(len(tasks)) or run(tasks))
@@ -248,14 +248,14 @@ def test_recomputed_weights_are_those_of_the_dual_for_the_new_features(seed, kin
         batch = problem.batch([i])
         potentials = apply_head(training.head, batch)
         stored = training.dual.storage.gather(batch.index, potentials, batch.y)
-        own = torch.autograd.grad(
+        parts = torch.autograd.grad(
             list(potentials.tensors.values()),
             training.dual.parameters,
             [stored.psi[name] for name in potentials.tensors],
             allow_unused=True,
         )
-        own = [torch.zeros_like(p) if g is None else g for g, p in zip(own, training.dual.parameters, strict=True)]
-        expected += flat(own) / (problem.lam * problem.n)
+        parts = [torch.zeros_like(p) if g is None else g for g, p in zip(parts, training.dual.parameters, strict=True)]
+        expected += flat(parts) / (problem.lam * problem.n)
     torch.testing.assert_close(w, expected)
     assert bool(torch.isinf(training.dual.gap_estimates).all())
     certificate = certify(training.head, training.dual, problem.everything(2))

@@ -106,42 +106,42 @@ def scores(change):
 @pytest.mark.parametrize(
     ("change", "name", "words"),
     [
-        (lambda _, x, found: found.relu(), LINEAR, "not linear"),
-        (lambda _, x, found: nn.functional.dropout(found, 0.5), LINEAR, "not linear"),
+        (lambda _, x, scores: scores.relu(), LINEAR, "not linear"),
+        (lambda _, x, scores: nn.functional.dropout(scores, 0.5), LINEAR, "not linear"),
         (lambda head, x, _: x @ (head.weight / (1e-9 + head.weight.norm())).T, LINEAR, "not linear"),
-        (lambda _, x, found: found + 0.1, LINEAR, "not zero"),
+        (lambda _, x, scores: scores + 0.1, LINEAR, "not zero"),
         (
-            lambda _, x, found: Potentials(
-                found, adjoint=lambda p: [2 * p["potentials"].unsqueeze(2) * x.unsqueeze(1)]
+            lambda _, x, scores: Potentials(
+                scores, adjoint=lambda p: [2 * p["potentials"].unsqueeze(2) * x.unsqueeze(1)]
             ),
             ADJOINT,
             "parameter 0, row 0",
         ),
         (
-            lambda _, x, found: Potentials(found, adjoint=lambda p: [x.unsqueeze(2) * p["potentials"].unsqueeze(1)]),
+            lambda _, x, scores: Potentials(scores, adjoint=lambda p: [x.unsqueeze(2) * p["potentials"].unsqueeze(1)]),
             ADJOINT,
             "adjoint returned shapes",
         ),
         (
-            lambda _, x, found: Potentials(found, gram_product=lambda p: {k: 2 * t for k, t in p.items()}),
+            lambda _, x, scores: Potentials(scores, gram_product=lambda p: {k: 2 * t for k, t in p.items()}),
             GRAM,
             "'potentials', row 0: differs by",
         ),
         (
-            lambda _, x, found: Potentials(found, gram_product=lambda p: x),
+            lambda _, x, scores: Potentials(scores, gram_product=lambda p: x),
             GRAM,
             "the head's gram_product must be shaped like",
         ),
-        (lambda _, x, found: found[:, :3], PARTS, "shaped like the potentials"),
+        (lambda _, x, scores: scores[:, :3], PARTS, "shaped like the potentials"),
     ],
 )
 def test_wrong_heads_are_found(change, name, words):
     _, structure, batch = label_sets()
     report = check(scores(change)(3, 4).double(), structure, batch)
-    found = problems_of(report)
-    assert words in found[name]
+    problems = problems_of(report)
+    assert words in problems[name]
     if name != PARTS:
-        assert set(found) == {name}
+        assert set(problems) == {name}
     assert not report.ok
     assert name in str(report)
     with pytest.raises(ValueError, match="WRONG"):

@@ -108,7 +108,7 @@ def one_epoch(parts: Any) -> Any:
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "a loop of one's own": (loop, one_epoch),
+    "a user's loop": (loop, one_epoch),
     "decoder": (lambda: Decoder(multiclass(0).head), lambda decoder: decoder(multiclass(0).x)),
     "potentials": (lambda: LinearChain(4, 3)(WORDS.x, WORDS.lengths), Chain(3).decode),
     "regularization path": (

@@ -74,18 +74,18 @@ class Run:
         for average in self.averages:
             before = self.training.snapshot()
             with average.apply():
-                found = certify(self.problem.head, dual, everything, refresh=False)
+                certificate = certify(self.problem.head, dual, everything, refresh=False)
             after = self.training.snapshot()
             assert_same(after["weights"], before["weights"])
-            names = ("loss", "recomputed", *(("storage",) if found.drift > 1e-9 else ()))
+            names = ("loss", "recomputed", *(("storage",) if certificate.drift > 1e-9 else ()))
             for name in names:  # an average that is the last iterate is certified as the run, which caches labelings
                 assert_same(after["dual"][name], before["dual"][name])
-            about = f"{where}, {average}: {found}, optimum between {below} and {above}"
-            assert found.exact
-            assert found.primal - found.dual == found.gap
-            assert found.dual <= above + rounding, about
-            assert found.primal >= below - rounding, about
-            assert found.primal == pytest.approx(truth.primal(flat(average.weights)), abs=rounding), about
+            about = f"{where}, {average}: {certificate}, optimum between {below} and {above}"
+            assert certificate.exact
+            assert certificate.primal - certificate.dual == certificate.gap
+            assert certificate.dual <= above + rounding, about
+            assert certificate.primal >= below - rounding, about
+            assert certificate.primal == pytest.approx(truth.primal(flat(average.weights)), abs=rounding), about
         return len(self.averages)
 
 

@@ -59,17 +59,17 @@ def check(training: Bounded, truth: Reference, random: torch.Generator, about: s
         value = training.dual.value()
         if step not in MOMENTS:
             continue
-        found = certify(problem.head, training.dual, problem.everything())
-        where = f"{about}, step {step}: {found}, optimum between {below} and {above}"
-        held = truth.primal(flat(problem.head.parameters()))
-        assert found.exact or not exact
-        assert found.primal - found.dual == found.gap
-        assert found.dual == pytest.approx(value, abs=rounding)
-        assert found.dual <= above + rounding, where
-        assert found.primal >= max(below, held) - rounding, where
-        if found.exact:
-            assert found.primal == pytest.approx(held, abs=rounding), where
-        proved += found.exact
+        certificate = certify(problem.head, training.dual, problem.everything())
+        where = f"{about}, step {step}: {certificate}, optimum between {below} and {above}"
+        primal = truth.primal(flat(problem.head.parameters()))
+        assert certificate.exact or not exact
+        assert certificate.primal - certificate.dual == certificate.gap
+        assert certificate.dual == pytest.approx(value, abs=rounding)
+        assert certificate.dual <= above + rounding, where
+        assert certificate.primal >= max(below, primal) - rounding, where
+        if certificate.exact:
+            assert certificate.primal == pytest.approx(primal, abs=rounding), where
+        proved += certificate.exact
     assert value > 0.0
     return proved
 

@@ -28,11 +28,11 @@ class Some:
         return i
 
     def collate(self, rows):
-        own = [self.places[i] for i in rows]
-        x = pad_sequence([X[i] for i in own], True)
+        places = [self.places[i] for i in rows]
+        x = pad_sequence([X[i] for i in places], True)
         x = torch.nn.functional.pad(x, (0, self.features - 4), value=0.5)
-        y = pad_sequence([(Y[i] + self.moved) % 3 for i in own], True, -1.0)
-        return Batch(x, y, torch.tensor(rows), torch.tensor([len(X[i]) for i in own]))
+        y = pad_sequence([(Y[i] + self.moved) % 3 for i in places], True, -1.0)
+        return Batch(x, y, torch.tensor(rows), torch.tensor([len(X[i]) for i in places]))
 
 
 def head(features=4, states=3):
@@ -158,14 +158,14 @@ def test_bounds_go_on():
 
 REFUSED = [
     ({"start": 3}, TypeError, "dual=3"),
-    ({"kept": torch.zeros(25, dtype=torch.int64)}, ValueError, "give start too"),
-    ({"start": ..., "kept": torch.arange(25)}, ValueError, "kept holds 0 to 24"),
+    ({"kept": torch.zeros(25, dtype=torch.int64)}, ValueError, "kept="),
+    ({"start": ..., "kept": torch.arange(25)}, ValueError, "kept"),
     ({"start": ..., "kept": torch.arange(3)}, ValueError, "kept"),
-    ({"start": ..., "head": LinearChain(4, 3)}, ValueError, "another structure"),
-    ({"start": ..., "head": head().double()}, ValueError, "weights torch.float32 .*torch.float64"),
+    ({"start": ..., "head": LinearChain(4, 3)}, ValueError, "start="),
+    ({"start": ..., "head": head().double()}, ValueError, "float32.*float64"),
     ({"start": ..., "solver": Solver(storage=MeanParts())}, ValueError, "storage="),
     ({"start": ..., "solver": Solver(storage=Labelings(3))}, ValueError, "storage="),
-    ({"start": ..., "data": Some(range(25), moved=1)}, RuntimeError, "other targets.*kept"),
+    ({"start": ..., "data": Some(range(25), moved=1)}, RuntimeError, "targets.*kept"),
     ({"start": ..., "data": Some(range(24, -1, -1))}, (RuntimeError, ValueError), "length|targets"),
 ]
 
@@ -174,12 +174,12 @@ REFUSED = [
 def test_what_does_not_fit_is_refused_and_nothing_changes(given, kind, words):
     old = trained()
     made = {name: old.dual if value is ... else value for name, value in given.items()}
-    own, data = made.pop("head", head()), made.pop("data", Some(range(25)))
+    model, data = made.pop("head", head()), made.pop("data", Some(range(25)))
     with torch.no_grad():
-        for parameter in own.parameters():
+        for parameter in model.parameters():
             parameter.fill_(0.5)
     state = old.dual.state_dict()
     with pytest.raises(kind, match=words):
-        solve(own, data, 0.05, progress=False, **made)
-    assert all(bool((parameter == 0.5).all()) for parameter in own.parameters())
+        solve(model, data, 0.05, progress=False, **made)
+    assert all(bool((parameter == 0.5).all()) for parameter in model.parameters())
     assert old.dual.state_dict()["seal"] == state["seal"]

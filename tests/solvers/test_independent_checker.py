@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the primal is 0 at zero weights"
 
 @contextmanager
 def reported(name: str) -> Iterator[dict[Any, list[str]]]:
-    """What is found wrong goes in, by problem; ``pytest -s`` shows a line."""
+    """Collects the faults of each problem, and prints a line (``pytest -s`` shows it)."""
     results: dict[Any, list[str]] = {}
     start = sum(os.times()[:4])  # of processes that have ended too
     yield results

@@ -163,8 +163,8 @@ def test_thousands_of_steps(seed, kind, storage, sweeps, adjoint, dtype):
     dual, random = training.dual, rng(seed + 1)
     rounding = 1e-10 if dtype == torch.float64 else 1e-4
     worst = reference(problem).losses
-    held = dual.value()
-    assert held == 0.0
+    last = dual.value()
+    assert last == 0.0
     steps = 0
     while steps < STEPS:
         action = int(torch.randint(0, 12, (), generator=random))
@@ -185,19 +185,19 @@ def test_thousands_of_steps(seed, kind, storage, sweeps, adjoint, dtype):
         elif action == 3:
             refresh = bool(torch.rand((), generator=random) < 0.5)
             w, value = recomputed(training)
-            found = certify(training.head, dual, problem.everything(2), refresh=refresh)
-            assert found.primal - found.dual == found.gap
-            assert found.gap >= -rounding
-            assert found.gap == pytest.approx(float(dual.gap_estimates.sum()), abs=10 * rounding, rel=10 * rounding)
-            assert found.dual == pytest.approx(value, abs=rounding)
-            assert found.drift <= 100 * rounding
+            proof = certify(training.head, dual, problem.everything(2), refresh=refresh)
+            assert proof.primal - proof.dual == proof.gap
+            assert proof.gap >= -rounding
+            assert proof.gap == pytest.approx(float(dual.gap_estimates.sum()), abs=10 * rounding, rel=10 * rounding)
+            assert proof.dual == pytest.approx(value, abs=rounding)
+            assert proof.drift <= 100 * rounding
         else:
             value = training.step(rows)
             assert value >= -rounding
         steps += dual.steps > 0
         now = dual.value()
-        assert now >= held - rounding * (1 + abs(held)), f"step {steps}: the dual fell from {held} to {now}"
-        held = now
+        assert now >= last - rounding * (1 + abs(last)), f"step {steps}: the dual fell from {last} to {now}"
+        last = now
         assert bool((dual.gap_estimates >= 0).all())
         for i, losses in enumerate(worst):
             assert -rounding <= float(dual.loss[i]) * problem.n <= losses.max() + rounding

@@ -179,15 +179,15 @@ def test_crosses_are_drawn_as_asked():
 
 def test_what_does_not_fit_is_refused():
     data = chains()
-    with pytest.raises(TypeError, match=r"structure=Multilabel.*such as HiddenStates"):
+    with pytest.raises(TypeError, match="structure=Multilabel"):
         latent(LinearMultilabel(4, 3), data, LAM)
-    with pytest.raises(ValueError, match="dataset is empty"):
+    with pytest.raises(ValueError, match="dataset"):
         latent(LinearChain(4, 4), torch.utils.data.Subset(data, []), LAM, structure=CHAIN)
     with pytest.raises(ValueError, match="rounds=0"):
         latent(LinearChain(4, 4), data, LAM, structure=CHAIN, rounds=0)
     with pytest.raises(ValueError, match="lam=0"):
         latent(LinearChain(4, 4), data, 0.0, structure=CHAIN)
-    with pytest.raises(ValueError, match="target has label 3"):
+    with pytest.raises(ValueError, match="target"):
         wrong = PaddedDataset(torch.zeros(2, 4), torch.tensor([0, 3]))
         latent(LinearMulticlass(4, 4), wrong, LAM, structure=HiddenStates(Multiclass(4), [0, 0, 1, 1]))
 

@@ -37,8 +37,8 @@ def test_the_value_is_the_sum_of_the_block_gaps(seed, kind, storage):
     for i in range(problem.n):
         batch = problem.batch([i])
         potentials = apply_head(training.head, batch)
-        own = flat(dual.storage.contribution(dual.storage.gather(batch.index, potentials, batch.y), potentials))
-        gaps.append(hinges[i] / problem.n - float(dual.loss[i]) + problem.lam * float(own @ training.weights()))
+        stored = flat(dual.storage.contribution(dual.storage.gather(batch.index, potentials, batch.y), potentials))
+        gaps.append(hinges[i] / problem.n - float(dual.loss[i]) + problem.lam * float(stored @ training.weights()))
         assert float(training.loss(potentials, batch.y, batch.index).detach()) == pytest.approx(gaps[i], abs=1e-12)
         assert gaps[i] >= -1e-12
     for rows in ([0, 1, 2], [4, 2], list(range(problem.n)), [3, 3, 0, 3]):
@@ -52,7 +52,7 @@ def test_the_value_is_the_sum_of_the_block_gaps(seed, kind, storage):
 @examples(20)
 @given(seed=SEEDS, kind=KINDS, storage=STORAGES, sweeps=st.sampled_from([0, 1, 10]), adjoint=st.booleans())
 def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sweeps, adjoint):
-    """Finite differences of sum_i gamma_i <Delta_i, theta_i(w)>/n with Delta and gamma held."""
+    """Finite differences of sum_i gamma_i <Delta_i, theta_i(w)>/n with Delta and gamma fixed."""
     training = trained(kind, seed, storage, adjoint=adjoint)
     training.loss = BlockGap(training.dual, block_steps=steps_of(sweeps))
     training.optim.zero_grad()
@@ -62,7 +62,7 @@ def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sw
     (proposal,) = training.dual.mailbox.waiting
     parameters = training.dual.parameters
     stored = [p.detach().clone() for p in parameters]
-    if storage is Weights:  # the block's own part of Delta_i is a vector of weights there
+    if storage is Weights:  # the block's part of Delta_i is a vector of weights there
         blocks = [b[batch.index] for b in training.dual.storage.state_dict()["blocks"]]
 
     def value() -> float:
@@ -174,6 +174,7 @@ def test_the_gradient_of_the_hinge(seed, kind):
 
 @pytest.mark.parametrize("kind", [StructuredHinge, SoftmaxMargin])
 def test_features_and_head_train_by_ordinary_optimizers_in_the_dtype_of_the_potentials(kind):
+    torch.manual_seed(0)
     problem = multiclass(3, n=30, features=5, dtype=torch.float32)
     features, loss = torch.nn.Linear(5, 5), kind(problem.structure)
     optim = torch.optim.SGD([*features.parameters(), *problem.head.parameters()], lr=0.3)

@@ -112,7 +112,7 @@ def test_parts_in_the_padding_are_refused(storage):
 
 @pytest.mark.parametrize("storage", [MeanParts, Labelings])
 def test_a_pass_that_fails_leaves_the_cache_and_earlier_directions_alone(storage):
-    """What its first batches found would go to slots that a pending step writes to."""
+    """Outputs of its first batches would go to slots that a pending step writes to."""
     x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
     head, _, _, _, _ = problem(x, y)
     dual = DualState.for_head(head, 6, 0.1, structure=Multiclass(3), storage=storage())

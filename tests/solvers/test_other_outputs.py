@@ -58,23 +58,23 @@ class Twins(NamedTuple):
     """A head, and two batches that differ in what comes with the features alone."""
 
     head: torch.nn.Module
-    own: Batch
+    first: Batch
     other: Batch
 
 
 def pairwise_graphs():
     random = rng(0)
     nodes, y = torch.randn(N, 3, 2, generator=random), torch.randint(0, 2, (N, 3), generator=random)
-    own, other = (torch.tensor(edges).expand(N, 2, 2) for edges in ([[0, 1], [1, 2]], [[0, 1], [0, 2]]))
-    batches = [Batch(Graphs(nodes, torch.zeros(N, 2, 0), edges), y, INDEX) for edges in (own, other)]
+    first, other = (torch.tensor(edges).expand(N, 2, 2) for edges in ([[0, 1], [1, 2]], [[0, 1], [0, 2]]))
+    batches = [Batch(Graphs(nodes, torch.zeros(N, 2, 0), edges), y, INDEX) for edges in (first, other)]
     return Twins(LinearPairwiseGraph(2, 0, 2), *batches)
 
 
 def cut_graphs():
     random = rng(1)
     nodes, y = torch.randn(N, 3, 2, generator=random), torch.zeros(N, 3, dtype=torch.int64)
-    own, other = (torch.tensor(edges).expand(N, 2, 2) for edges in ([[0, 1], [1, 2]], [[0, 1], [0, 2]]))
-    batches = [Batch(Graphs(nodes, torch.ones(N, 2, 1), edges), y, INDEX) for edges in (own, other)]
+    first, other = (torch.tensor(edges).expand(N, 2, 2) for edges in ([[0, 1], [1, 2]], [[0, 1], [0, 2]]))
+    batches = [Batch(Graphs(nodes, torch.ones(N, 2, 1), edges), y, INDEX) for edges in (first, other)]
     return Twins(LinearGraph(2, 1), *batches)
 
 
@@ -118,12 +118,12 @@ KINDS = {
 @pytest.mark.parametrize("storage", [MeanParts, Weights, Labelings])
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_outputs_are_refused_at_every_visit_and_exact_pass(kind, storage):
-    head, own, other = KINDS[kind]()
+    head, first, other = KINDS[kind]()
     dual = DualState.for_head(head, N, 0.1, storage=storage())
     loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
     for _ in range(3):
         optimizer.zero_grad()
-        loss(head(own.x), own.y, own.index).backward()
+        loss(head(first.x), first.y, first.index).backward()
         optimizer.step()
     loaded = DualState.for_head(head, N, 0.1, storage=storage())
     loaded.load_state_dict(dual.state_dict())
@@ -135,7 +135,7 @@ def test_other_outputs_are_refused_at_every_visit_and_exact_pass(kind, storage):
     ):
         with pytest.raises(RuntimeError, match=WORDS):
             attempt()
-    assert certify(head, dual, [own]).drift < 1e-3
+    assert certify(head, dual, [first]).drift < 1e-3
 
 
 def test_padding_does_not_count_and_the_node_0_does():

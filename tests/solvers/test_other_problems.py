@@ -1,4 +1,4 @@
-"""A dual that meets another problem than its own refuses: other targets, features, losses, heads."""
+"""A dual refuses another problem: other targets, features, losses, heads."""
 
 from __future__ import annotations
 

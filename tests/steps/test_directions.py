@@ -138,7 +138,7 @@ class TestCorrective(DirectionTestCase):
         return Corrective()
 
     def optimum(self, setting: Setting, i: int) -> float:
-        """Of the block's own dual over the distributions of its atoms, by a QP solver."""
+        """Maximum of one block's dual over the distributions of its atoms, by a QP solver."""
         blocks, keep = setting.blocks, setting.blocks.valid[i].numpy()
         matrix = setting.curvature[i][np.ix_(keep, keep)]
         mass, slopes = blocks.mass[i].numpy()[keep], blocks.hinges[i].numpy()[keep] / blocks.num_examples
@@ -187,7 +187,7 @@ class TestCorrective(DirectionTestCase):
 
 
 class Halfway:
-    """Half of the Frank-Wolfe direction: a rule of one's own, for every storage."""
+    """Half of the Frank-Wolfe direction: a user's rule, for every storage."""
 
     needs_labelings = False
     needs_curvature = False

@@ -23,8 +23,8 @@ class Toy(nn.Module):
         self.weight = nn.Parameter(torch.zeros(labels + 1, dtype=torch.float64))
 
     def forward(self, hard):
-        own = torch.where(hard.unsqueeze(1), self.weight[:-1] / 2**0.5, self.weight[-1:])
-        return torch.cat([torch.zeros(len(hard), 1, dtype=own.dtype), -own], 1)
+        scores = torch.where(hard.unsqueeze(1), self.weight[:-1] / 2**0.5, self.weight[-1:])
+        return torch.cat([torch.zeros(len(hard), 1, dtype=scores.dtype), -scores], 1)
 
 
 class Objects(torch.utils.data.Dataset):

@@ -1,4 +1,4 @@
-"""Line searches: along one direction, against scalar maximisation, and the papers' algorithms with their own steps."""
+"""Line searches: along one direction, against scalar maximisation, and the papers' algorithms with their steps."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_accumulated_batches_with_predefined_steps_stay_feasible():
         run.backward([k % 6, 0])
         run.backward([0, 3])
         run.optim.step()
-        assert all(-1e-12 <= own <= top + 1e-12 for own, top in zip(run.dual.loss.tolist(), most, strict=True))
+        assert all(-1e-12 <= loss <= top + 1e-12 for loss, top in zip(run.dual.loss.tolist(), most, strict=True))
         np.testing.assert_allclose(run.recomputed(), run.unclipped().numpy(), atol=1e-12)
 
 

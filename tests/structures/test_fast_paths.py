@@ -175,7 +175,7 @@ def test_whole_steps(dtype, plain):
 
 @pytest.mark.parametrize("make", [lambda: LinearChain(3, 4), lambda: LinearMulticlass(3, 4)])
 def test_the_gradient_of_the_head_is_that_of_its_backward_pass(make):
-    """The shortcut past the head's own graph, for both heads, and where it must not be taken."""
+    """The shortcut past the head's graph, for both heads, and where it must not be taken."""
     torch.manual_seed(5)
     head = make().double()
     if isinstance(head, LinearChain):

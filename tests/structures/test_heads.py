@@ -139,7 +139,7 @@ SQUARE = {
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", SQUARE)
 def test_states_with_transposed_weights_are_refused(name, strict):
-    """Those of 0.1 held ``[in, out]``; nothing but torch's version of the module tells where the weights are square."""
+    """Version 0.1 stored ``[in, out]``; where the weights are square, only the version of the module tells."""
     head, other = filled(SQUARE[name]()), filled(SQUARE[name]())
     file = io.BytesIO()
     torch.save(head.state_dict(), file)

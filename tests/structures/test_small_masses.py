@@ -1,4 +1,4 @@
-"""Blocks that hold their own target: what is left of their parts is small beside what was summed."""
+"""Blocks with nearly all mass at the target: their parts are small beside the terms that are summed."""
 
 import pytest
 import torch

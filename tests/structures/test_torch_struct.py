@@ -1,4 +1,4 @@
-"""torch-struct's distributions as structures, against brute-force enumeration and against our own chain."""
+"""torch-struct's distributions as structures, against brute-force enumeration and against our chain."""
 
 import itertools
 
@@ -142,7 +142,7 @@ def test_large_potentials_stay_clear_of_the_sentinels(case, seed, size, shift):
 
 
 def test_semi_markov_keeps_long_segments_beside_a_short_example():
-    """torch-struct's own lengths lose them: all segments beyond the shortest example's end have length 1."""
+    """torch-struct's lengths lose them: all segments beyond the shortest example's end have length 1."""
     scores = torch.zeros(2, 6, 4, 2, 2)
     scores[:, :, 3] = 10.0
     lengths = torch.tensor([7, 3])

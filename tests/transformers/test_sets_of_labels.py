@@ -33,21 +33,21 @@ def test_sets_of_labels_are_summed_over(tagger, loss):
     words = tagger.words(**batch)
     potentials = {name: t.detach().double() for name, t in tagger.potentials(words).tensors.items()}
     each, said = [], 0
-    for row, own in enumerate(sets):
+    for row, sentence in enumerate(sets):
         emission = potentials["emission"][row]
         if loss == "cross-entropy":
-            some = [(t, list(allowed)) for t, allowed in enumerate(own) if len(allowed) < 5]
+            some = [(t, list(allowed)) for t, allowed in enumerate(sentence) if len(allowed) < 5]
             each.append(-sum(float(emission[t].log_softmax(0)[k].logsumexp(0)) for t, k in some))
             said += len(some)
             continue
         every, right = [], []
-        for states in itertools.product(range(5), repeat=len(own)):
+        for states in itertools.product(range(5), repeat=len(sentence)):
             pairs = itertools.pairwise((0, *states))
             if any(state in (2, 4) and before not in (state - 1, state) for before, state in pairs):
                 continue  # none of the scheme
             score = sum(float(emission[t, k]) for t, k in enumerate(states))
             score += sum(float(potentials["transition"][row, a, b]) for a, b in itertools.pairwise(states))
-            wrong = sum(state not in allowed for state, allowed in zip(states, own, strict=True))
+            wrong = sum(state not in allowed for state, allowed in zip(states, sentence, strict=True))
             every.append(score + wrong)
             if not wrong:
                 right.append(score)

@@ -28,8 +28,8 @@ def test_the_loss_is_that_of_the_packed_words(tagger):
     for row in range(3):
         real = batch["labels"][row] != NO
         potentials = tagger.head(hidden[row : row + 1, real], torch.tensor([int(real.sum())]))
-        own = SoftmaxMargin(tagger.head.structure)(potentials, batch["labels"][row : row + 1, real])
-        total += own.item() / 3
+        loss = SoftmaxMargin(tagger.head.structure)(potentials, batch["labels"][row : row + 1, real])
+        total += loss.item() / 3
     output = tagger(**batch)
     assert float(output.loss) == pytest.approx(total, rel=1e-5)
     assert torch.equal(output.predictions == NO, batch["labels"] == NO)
@@ -94,8 +94,8 @@ def test_padding_on_either_side_changes_nothing(tagger):
         position = torch.arange(wide["input_ids"].shape[1]).sub(before).clamp(0, 8).expand(3, -1)
         output = tagger(**wide, position_ids=position)
         torch.testing.assert_close(output.loss, tagger(**batch).loss)
-        own = slice(before, before + batch["labels"].shape[1])
-        assert torch.equal(output.predictions[:, own], tagger(**batch).predictions)
+        columns = slice(before, before + batch["labels"].shape[1])
+        assert torch.equal(output.predictions[:, columns], tagger(**batch).predictions)
 
 
 def test_a_classifier_decodes_as_before_but_within_the_scheme(classifier):
@@ -123,8 +123,8 @@ def test_saved_and_loaded(tagger, tmp_path, dtype):
     assert loaded.config.probability_temperature == 0.5
     assert loaded.head.emission.dtype == torch.float32
     assert loaded.encoder.embeddings.word_embeddings.weight.dtype == dtype
-    for own, other in zip(tagger.head.parameters(), loaded.head.parameters(), strict=True):
-        assert torch.equal(own, other)
+    for saved, other in zip(tagger.head.parameters(), loaded.head.parameters(), strict=True):
+        assert torch.equal(saved, other)
     assert loaded.head.structure.same_as(tagger.head.structure)
     batch = random_batch()
     torch.testing.assert_close(
@@ -177,7 +177,7 @@ def test_in_a_pipeline(items, tokenizer, tmp_path, strategy):
         "token-classification", model=tagger, tokenizer=tokenizer, aggregation_strategy=strategy
     )
     texts = ["the red house in rome", "old red rome ."]
-    spans = [[(span.label, span.start, span.stop) for span in own] for own in tagger.tag(texts, tokenizer)]
+    spans = [[(span.label, span.start, span.stop) for span in sentence] for sentence in tagger.tag(texts, tokenizer)]
     assert any(spans)
     for result, wanted in zip(entities(texts), spans, strict=True):
         assert [(e["entity_group"], e["start"], e["end"]) for e in result] == wanted
@@ -251,8 +251,8 @@ def test_accumulated_steps_are_those_of_the_whole_batch(trained):
 def test_lora(trained, items, tmp_path):
     peft = pytest.importorskip("peft")
     tagger = new_tagger()
-    own = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=["head"], r=2)
-    model = peft.get_peft_model(tagger, own)
+    config = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=["head"], r=2)
+    model = peft.get_peft_model(tagger, config)
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     assert all("lora" in name or "head" in name for name in names)
     assert any("head" in name for name in names)
@@ -303,8 +303,8 @@ def test_the_temperature_is_the_most_likely_one(tagger, items):
             words = tagger.words(**batch)
             potentials = tagger.potentials(words)
             warm = potentials.replace({name: t.double() / temperature for name, t in potentials.tensors.items()})
-            own = tagger.head.structure.parts(words.labels)
-            scores = sum((own[name] * warm[name]).flatten(1).sum(1) for name in own)
+            parts = tagger.head.structure.parts(words.labels)
+            scores = sum((parts[name] * warm[name]).flatten(1).sum(1) for name in parts)
             total += float((scores - tagger.head.structure.marginals(warm).log_partition).sum())
         return total
 
@@ -346,8 +346,8 @@ def test_tagging_does_not_depend_on_the_batch(tagger, tokenizer):
     alone = [tagger.tag([text], tokenizer)[0] for text in texts]
     left = copy.deepcopy(tokenizer)
     left.padding_side = "left"
-    for own, size in ((tokenizer, 3), (tokenizer, 2), (left, 3)):
-        for mine, other in zip(tagger.tag((text for text in texts), own, batch_size=size), alone, strict=True):
+    for using, size in ((tokenizer, 3), (tokenizer, 2), (left, 3)):
+        for mine, other in zip(tagger.tag((text for text in texts), using, batch_size=size), alone, strict=True):
             assert [span[:4] for span in mine] == [span[:4] for span in other]
 
 
@@ -450,8 +450,8 @@ def test_an_encoder_below_a_head():
     result = trainer.validate(model, loader, verbose=False)[0]
     tags, true = [], []
     for batch in loader:
-        for own, target, length in zip(model.decode(batch.x, batch.lengths), batch.y, batch.lengths, strict=True):
-            tags.append([LABELS[state] for state in own[:length].tolist()])
+        for states, target, length in zip(model.decode(batch.x, batch.lengths), batch.y, batch.lengths, strict=True):
+            tags.append([LABELS[state] for state in states[:length].tolist()])
             true.append([LABELS[state] for state in target[:length].tolist()])
     assert result["val_f1"] == pytest.approx(chunk_scores(true, tags).overall.f1)
     assert result["val_loss"] >= 0.0

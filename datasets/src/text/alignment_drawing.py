@@ -12,14 +12,14 @@ from .alignment_text import Link, SentencePair
 _WHITE, _POSSIBLE, _SURE = 0.0, 0.25, 0.6  # shades of the squares
 
 
-def draw_alignments(figure: Any, pairs: Sequence[SentencePair], found: Sequence[Iterable[Link]]) -> None:
+def draw_alignments(figure: Any, pairs: Sequence[SentencePair], predicted: Sequence[Iterable[Link]]) -> None:
     """Every word pair as a square: dark for sure links, light for possible ones; dots are the predicted links.
 
     Dots are green on sure and possible links, and red elsewhere; sentence pairs are drawn side by side, in an empty
     figure.
     """
     axes = figure.subplots(1, len(pairs), squeeze=False)[0]
-    for axis, pair, links in zip(axes, pairs, found, strict=True):
+    for axis, pair, links in zip(axes, pairs, predicted, strict=True):
         shades = np.full((len(pair.french), len(pair.english)), _WHITE)
         for link in pair.possible:
             shades[link] = _SURE if link in pair.sure else _POSSIBLE

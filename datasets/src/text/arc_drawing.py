@@ -13,7 +13,7 @@ from .conllu import Sentence
 _CURVE = [i / 24 * math.pi for i in range(25)]
 
 
-def draw_arcs(figure: Any, sentences: Sequence[Sentence], found: Sequence[Sequence[int] | Tensor]) -> None:
+def draw_arcs(figure: Any, sentences: Sequence[Sentence], predicted: Sequence[Sequence[int] | Tensor]) -> None:
     """Words with arcs from heads to tokens above them; wrong ones in red, the true ones dashed, in an empty figure.
 
     There is at least one sentence, with its predicted heads; short ones are easier to read.
@@ -22,7 +22,7 @@ def draw_arcs(figure: Any, sentences: Sequence[Sentence], found: Sequence[Sequen
     axes = figure.subplots(-(-len(sentences) // columns), columns, squeeze=False).flatten()
     for axis in axes:
         axis.axis("off")
-    for axis, sentence, heads in zip(axes, sentences, found, strict=False):
+    for axis, sentence, heads in zip(axes, sentences, predicted, strict=False):
         length = len(sentence.words)
         top = max(2.0, 0.5 * length) + 0.5
         for token, (word, true, mine) in enumerate(

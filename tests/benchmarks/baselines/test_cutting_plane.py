@@ -23,7 +23,7 @@ def method(problem, slack=None, batches=None, **options):
 
 
 def solved(listed):
-    """The optimum; where lam is small the reference's own solver now and then misses its mark, and says so."""
+    """The optimum; where lam is small the reference's solver now and then misses its mark, and says so."""
     try:
         return listed.optimum()
     except AssertionError:

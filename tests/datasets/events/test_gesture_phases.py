@@ -72,14 +72,14 @@ def features(numbers):
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_features_are_standardised_by_the_training_videos(folder, every):
-    own = {name: features(video(seed)[0]) for seed, name in enumerate(VIDEOS)}
-    frames = np.concatenate([own[name] for name in ("a1", "a2", "a3", "b1", "b3")])
+    of_video = {name: features(video(seed)[0]) for seed, name in enumerate(VIDEOS)}
+    frames = np.concatenate([of_video[name] for name in ("a1", "a2", "a3", "b1", "b3")])
     for split, names in (("train", VIDEOS[:5]), ("test", VIDEOS[5:])):
         data = GesturePhases(split, test=("c3", "c1"), every=every, root=folder)
         assert data.videos == names
         assert data.x.dtype == torch.float32
         for place, name in enumerate(names):
-            expected = (own[name] - frames.mean(0)) / frames.std(0, ddof=1)
+            expected = (of_video[name] - frames.mean(0)) / frames.std(0, ddof=1)
             torch.testing.assert_close(data[place].x.double().numpy(), expected[::every], atol=1e-5, rtol=1e-5)
 
 
@@ -115,8 +115,8 @@ def test_a_file_that_is_not_the_published_one(folder):
 def packed(texts):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        for name, own in texts.items():
-            archive.writestr(name, own)
+        for name, text in texts.items():
+            archive.writestr(name, text)
     return content.getvalue()
 
 
@@ -144,7 +144,7 @@ def test_the_published_files():
     structure = Segments(5, 1)
     spans = structure.spans(train.y) + structure.spans(test.y)
     assert sum(map(len, spans)) == 395
-    assert max(end - start for own in spans for start, end, _ in own) == 214
+    assert max(end - start for video in spans for start, end, _ in video) == 214
     frames = torch.cat([structure.frames(each.y).flatten() for each in (train, test)])
     assert frames[frames >= 0].bincount().tolist() == [2769, 2097, 2950, 998, 1087]
     # One video has x and y in another unit than others; features do not show it.

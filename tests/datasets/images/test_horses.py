@@ -268,9 +268,9 @@ def test_batches_are_padded(train):
     for row, each in enumerate([train[2], train[0]]):
         assert batch.lengths[row] == len(each.y.labels)
         together = zip((*batch.x, *batch.y), (*each.x, *each.y), (0, 0, -1, -1, 0), strict=True)
-        for padded, own, filling in together:  # nodes, features of edges, edges, labels, weights
-            assert torch.equal(padded[row, : len(own)], own)
-            assert (padded[row, len(own) :] == filling).all()
+        for padded, single, filling in together:  # nodes, features of edges, edges, labels, weights
+            assert torch.equal(padded[row, : len(single)], single)
+            assert (padded[row, len(single) :] == filling).all()
 
 
 def test_pixels(train):

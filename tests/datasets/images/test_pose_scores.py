@@ -29,9 +29,9 @@ def test_what_are_no_poses(poses, within):
 
 
 def test_mirroring_changes_left_and_right():
-    for own, other in enumerate(MIRRORED):
-        assert MIRRORED[other] == own
-        named = JOINTS[own].replace("left", "?").replace("right", "left").replace("?", "right")
+    for joint, other in enumerate(MIRRORED):
+        assert MIRRORED[other] == joint
+        named = JOINTS[joint].replace("left", "?").replace("right", "left").replace("?", "right")
         assert JOINTS[other] == named
 
 

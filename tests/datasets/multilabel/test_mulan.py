@@ -74,11 +74,11 @@ def test_what_was_written_is_read(tmp_path_factory, table, sparse):
     assert [attribute.name for attribute in result.attributes] == [column.name for column in columns]
     wanted = []
     for place, (_, values) in enumerate(columns):
-        own = [row[place] for row in rows]
+        entries = [row[place] for row in rows]
         if values is None or {float(value) for value in values} <= {0.0, 1.0}:
-            wanted.append([float(value) for value in own])
+            wanted.append([float(value) for value in entries])
         else:
-            wanted += [[float(one == value) for one in own] for value in values]
+            wanted += [[float(one == value) for one in entries] for value in values]
     assert torch.equal(result.rows.dense(), torch.tensor(np.array(wanted).astype(np.float32)).T)
     assert bool((result.rows.values != 0).all())
 

@@ -65,7 +65,7 @@ def test_scores_are_those_of_scikit_learn():
         expected = metrics.ndcg_score(2.0**grades - 1, scores, k=k)
         assert result.ndcg[k] == pytest.approx(expected)
     pairs = zip(grades >= 2, scores, strict=True)
-    expected = np.mean([metrics.average_precision_score(own, s) for own, s in pairs])
+    expected = np.mean([metrics.average_precision_score(relevant, s) for relevant, s in pairs])
     assert result.mean_average_precision == pytest.approx(expected)
 
 
@@ -89,9 +89,9 @@ def test_queries_in_any_order_make_the_same_lists():
     x, y, qid = torch.rand(6, 2), torch.tensor([1, 0, 2, 1, 0, 1]), torch.tensor([4, 2, 4, 9, 2, 2])
     lists = RankedLists.of_queries(x, y, qid)
     order = torch.tensor([1, 4, 5, 0, 2, 3])
-    own = RankedLists(x[order], y[order], torch.tensor([3, 2, 1]))
+    given = RankedLists(x[order], y[order], torch.tensor([3, 2, 1]))
     assert [item.y.tolist() for item in lists] == [[0, 0, 1], [1, 2], [1]]
-    assert all(torch.equal(a.x, b.x) for a, b in zip(lists, own, strict=True))
+    assert all(torch.equal(a.x, b.x) for a, b in zip(lists, given, strict=True))
     for wrong in ((x, y, qid[:5]), (x, y, qid.double()), (x, y[:5], qid[:5]), (x[:0], y[:0], qid[:0])):
         with pytest.raises(ValueError):
             RankedLists.of_queries(*wrong)

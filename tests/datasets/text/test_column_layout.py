@@ -109,8 +109,8 @@ def iob1(pieces):
 def letters(pieces, begin, inside, end, single):
     tags = []
     for length, kind in pieces:
-        own = [single] if length == 1 else [begin, *[inside] * (length - 2), end]
-        tags += [f"{letter}-{kind}" for letter in own] if kind else ["O"] * length
+        marks = [single] if length == 1 else [begin, *[inside] * (length - 2), end]
+        tags += [f"{letter}-{kind}" for letter in marks] if kind else ["O"] * length
     return tags
 
 

@@ -168,11 +168,11 @@ def texts_of(words, tags, head, token):
     distance = abs(head - token)
     bucket = distance if distance <= 5 else "6-10" if distance <= 10 else "11-"
     side = "left" if head < token else "right"
-    own = [f"token {tw} {tg}", f"token word {tw}", f"token tag {tg}"]
+    ends = [f"token {tw} {tg}", f"token word {tw}", f"token tag {tg}"]
     between = {g[i] for i in range(min(head, token) + 1, max(head, token))}
     return [
         *anywhere,
-        *(f"{text} | {side} {bucket}" for text in (*anywhere, *own)),
+        *(f"{text} | {side} {bucket}" for text in (*anywhere, *ends)),
         *(f"between {hg} {tg} {tag} {side}" for tag in between),
     ]
 
@@ -188,17 +188,17 @@ def test_features_are_those_of_the_paper():
         assert columns.shape[:2] == (length, length + 1)
         assert columns.dtype == torch.int64
         for token, head in itertools.product(range(1, length + 1), range(length + 1)):
-            own = [c for c in columns[token - 1, head].tolist() if c >= 0]
+            listed = [c for c in columns[token - 1, head].tolist() if c >= 0]
             if head == token:
-                assert own == []
+                assert listed == []
                 continue
             expected = texts_of(words, tags, head, token)
-            assert len(own) == len(set(own)) == len(expected)
+            assert len(listed) == len(set(listed)) == len(expected)
             for text in expected:
                 known = column_of.get(text)
-                assert known is None or known in own
+                assert known is None or known in listed
             if len(expected) == 31:  # no tag between: the order is that of the account
-                paired = pairs(own, expected)
+                paired = pairs(listed, expected)
                 for column, text in paired:
                     assert column_of.setdefault(text, column) == column
                     assert text_of.setdefault(column, text) == text
@@ -224,10 +224,10 @@ def test_columns_are_a_hash_that_does_not_change():
     columns = arc_columns(["the", "dog"], ["DET", "NOUN"], 1000)
     assert columns.shape == (2, 3, 33)
     assert int(columns.max()) < 1000
-    own = columns[0, 2].tolist()  # from dog to the
-    assert own[0] == hashed(1, "dog", "NOUN")
-    assert own[6] == hashed(4, "dog", "NOUN", "the", "DET")
-    assert own[26] == hashed(14, "DET", "NOUN", "DET", "NOUN")
+    listed = columns[0, 2].tolist()  # from dog to the
+    assert listed[0] == hashed(1, "dog", "NOUN")
+    assert listed[6] == hashed(4, "dog", "NOUN", "the", "DET")
+    assert listed[26] == hashed(14, "DET", "NOUN", "DET", "NOUN")
     assert torch.equal(columns, arc_columns(("the", "dog"), ("DET", "NOUN"), 1000))
 
 

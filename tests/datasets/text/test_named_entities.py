@@ -95,8 +95,8 @@ def test_vocabularies_of_other_templates_are_refused(tmp_path):
             make(sentences, vocabulary)
     entities.save(tmp_path / "words.json")
     assert Vocabulary.load(tmp_path / "words.json") == entities
-    own = Vocabulary(["lower[0]=anna"], entities.tags)  # of nobody's templates
-    assert NamedEntities(sentences, own).in_features == 1
+    foreign = Vocabulary(["lower[0]=anna"], entities.tags)  # of nobody's templates
+    assert NamedEntities(sentences, foreign).in_features == 1
 
 
 def test_the_model(tmp_path):

@@ -49,9 +49,9 @@ def made_up(count, seed):
         order = [place for place in order if random.random() < 0.85] or [0]
         french.append(" ".join(f"mot{words[place]}" for place in order) + " .")
         english.append(" ".join(f"word{word}" for word in words) + " .")
-        own = [f"{f}-{e}" for f, e in enumerate(order)] + [f"{len(order)}-{len(words)}"]
-        own += [f"0-{e}-P" for e in range(len(words)) if e not in order][:1]
-        links.append(" ".join(own))
+        pairs = [f"{f}-{e}" for f, e in enumerate(order)] + [f"{len(order)}-{len(words)}"]
+        pairs += [f"0-{e}-P" for e in range(len(words)) if e not in order][:1]
+        links.append(" ".join(pairs))
     return french, english, links
 
 

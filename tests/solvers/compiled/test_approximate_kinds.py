@@ -33,7 +33,7 @@ def loop_of(problem: Problem, storage: Labelings | MeanParts | None = None) -> C
 
 @pytest.mark.parametrize("kind", CASES)
 def test_the_oracle_may_change_between_passes(kind):
-    """Its limits are those of the pass, with bounds as in the torch loop; one of one's own is refused."""
+    """A new oracle sets the limits of the next pass, with bounds as in the torch loop; a user's oracle is refused."""
     make, name, better = CASES[kind]
     problem = make()
     loop = loop_of(problem)
@@ -54,7 +54,7 @@ def test_the_oracle_may_change_between_passes(kind):
     setattr(problem.structure, name, OwnOracle())
     before = loop.dual.state_dict()
     for use in (lambda: loop.step(3), loop.certify):
-        with pytest.raises(TypeError, match=r"OwnOracle\(.*which has no compiled loop"):
+        with pytest.raises(TypeError, match=r"OwnOracle\("):
             use()
     assert_same(loop.dual.state_dict(), before)
 

@@ -53,9 +53,9 @@ def state(loop: CompiledBCFW) -> dict:
     return through_a_file({"dual": loop.dual.state_dict(), "loop": loop.state_dict()})
 
 
-def resumed(loop: CompiledBCFW, held: dict) -> CompiledBCFW:
-    loop.dual.load_state_dict(held["dual"])
-    loop.load_state_dict(held["loop"])
+def resumed(loop: CompiledBCFW, saved: dict) -> CompiledBCFW:
+    loop.dual.load_state_dict(saved["dual"])
+    loop.load_state_dict(saved["loop"])
     return loop
 
 
@@ -136,18 +136,18 @@ def test_a_permutation_is_not_begun_again_before_it_is_over():
 def test_the_two_loops_take_turns_on_one_dual(direction, oracle, dtype):
     """The compiled loop goes on where the torch loop stopped, and the torch loop where the compiled one did."""
     rounding = 1e-10 if dtype == torch.float64 else 2e-5
-    own = problem(dtype, states=2, lam=0.5)
+    task = problem(dtype, states=2, lam=0.5)
     truth = reference(problem(states=2, lam=0.5))
     optimum = truth.optimum()
-    training = Training(own, storage=Labelings(3), direction=direction, oracle=oracle)
-    loop = CompiledBCFW(own.head, training.dual, own.everything(3), direction=direction, oracle=oracle)
+    training = Training(task, storage=Labelings(3), direction=direction, oracle=oracle)
+    loop = CompiledBCFW(task.head, training.dual, task.everything(3), direction=direction, oracle=oracle)
     dual, random, stored = training.dual, rng(1), 0.0
     for _ in range(3):
         for _ in range(10):
-            training.step(torch.randint(0, own.n, (2,), generator=random).tolist())
+            training.step(torch.randint(0, task.n, (2,), generator=random).tolist())
             assert dual.value() >= stored - rounding
             stored = dual.value()
-        assert certify(own.head, dual, own.everything(3)).drift < rounding
+        assert certify(task.head, dual, task.everything(3)).drift < rounding
         for _ in range(5):
             assert loop.step(6) == 6 or not bool(dual.gap_estimates.any())  # then there is nothing left to do
             assert dual.value() >= stored - rounding
@@ -157,8 +157,8 @@ def test_the_two_loops_take_turns_on_one_dual(direction, oracle, dtype):
         assert certificate.gap >= -rounding
         assert certificate.dual - rounding <= optimum + 1e-7 <= certificate.primal + rounding + 2e-7
     storage = dual.storage
-    torch.testing.assert_close(storage.rest_mass + storage.sets.mass.sum(1), torch.ones(own.n, dtype=torch.float64))
-    total = storage.rest_loss + (storage.sets.mass * storage.sets.loss).sum(1) / own.n
+    torch.testing.assert_close(storage.rest_mass + storage.sets.mass.sum(1), torch.ones(task.n, dtype=torch.float64))
+    total = storage.rest_loss + (storage.sets.mass * storage.sets.loss).sum(1) / task.n
     torch.testing.assert_close(total, dual.loss, rtol=0, atol=rounding)
     assert dual.steps > 3 * 10 + 30
 
@@ -306,6 +306,6 @@ def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
         assert target.value() > before
         assert target.oracle_calls + target.cache_hits == seen + 40
     for head, dual in ((there.head, there.dual), (back.head, back.dual)):
-        found = certify(head, dual, problem().everything(4))
-        assert found.drift < 1e-10
-        assert found.gap >= 0.0
+        certificate = certify(head, dual, problem().everything(4))
+        assert certificate.drift < 1e-10
+        assert certificate.gap >= 0.0

@@ -112,12 +112,12 @@ def test_the_certified_dual_of_a_long_chain_is_that_of_its_labelings():
     for c in range(int(sets.count[0])):
         mass, labels = float(sets.mass[0, c]), sets.labelings[0][0, c].numpy().astype(int)
         loss += mass * float((labels != target).mean())
-        for own, sign in ((target, mass), (labels, -mass)):
-            np.add.at(weights[0], own, sign * x[0].numpy().astype(float))
-            np.add.at(weights[1], (own[:-1], own[1:]), sign)
-            np.add.at(weights[2], own, sign)
-            weights[3][own[0]] += sign
-            weights[4][own[-1]] += sign
+        for states_of, sign in ((target, mass), (labels, -mass)):
+            np.add.at(weights[0], states_of, sign * x[0].numpy().astype(float))
+            np.add.at(weights[1], (states_of[:-1], states_of[1:]), sign)
+            np.add.at(weights[2], states_of, sign)
+            weights[3][states_of[0]] += sign
+            weights[4][states_of[-1]] += sign
     dual = loss - sum(float((w**2).sum()) for w in weights) / (2 * lam)
     assert certificate.relative_gap <= 0.02
     assert certificate.dual == pytest.approx(dual, rel=2e-7)

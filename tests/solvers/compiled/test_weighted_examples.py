@@ -108,7 +108,7 @@ def test_weights_are_finite_and_not_negative(wrong):
     problem = Weighing(KINDS["chain"]())
     problem.times = problem.times.double()
     problem.times[5] = wrong
-    with pytest.raises(ValueError, match=r"the weights of .* must be finite"):
+    with pytest.raises(ValueError, match="weights"):
         loop_of(problem.head, problem.everything(), problem.n, problem.lam, *RULES[0])
-    with pytest.raises(ValueError, match=r"the weights of .* must be finite"):
+    with pytest.raises(ValueError, match="weights"):
         Training(problem).run([[5]])

@@ -157,7 +157,7 @@ def test_lists_of_classes_are_their_dense_features():
     head = LinearMulticlass(5, 3)
     torch.nn.init.normal_(head.weight)
     torch.testing.assert_close(head(SparseFeatures(columns, values)).single, head(dense).single)
-    with pytest.raises(ValueError, match=r"x.columns must be int64"):
+    with pytest.raises(ValueError, match=r"x\.columns"):
         head(SparseFeatures(columns.unsqueeze(1)))
     weights = []
     for x in (SparseFeatures(columns, values), dense):

@@ -99,8 +99,8 @@ class TestLabelSets(FactorGraphTestCase):
         return visit_label_sets
 
     def check_room(self, gdmm: GDMM) -> None:
-        held = gdmm.problem.duals.factors
-        assert (held.size <= np.diff(held.start)).all()
+        factors = gdmm.problem.duals.factors
+        assert (factors.size <= np.diff(factors.start)).all()
         entries = gdmm.problem.pairs.entries
         assert int(entries.counters[0]) <= len(entries.value)
 
@@ -155,21 +155,21 @@ def test_where_the_relaxation_is_loose_both_problems_are_told_apart(decoder):
     exacts: list[bool] = []
     duals = [(0.0, 0.0)]
 
-    def look(found: FactorwiseCertificate) -> None:
+    def look(certificate: FactorwiseCertificate) -> None:
         exact = truth.primal(flat(task.head.parameters()).numpy())
-        assert exact - 1e-9 <= found.primal <= found.relaxed_primal
-        assert found.primal <= exact + 1e-9 or not found.exact
-        assert found.dual >= duals[-1][0]
-        assert found.relaxed_dual >= duals[-1][1]
-        duals.append((found.dual, found.relaxed_dual))
-        loose.append(found.relaxed_primal > exact + 1e-6)
-        exacts.append(found.exact)
+        assert exact - 1e-9 <= certificate.primal <= certificate.relaxed_primal
+        assert certificate.primal <= exact + 1e-9 or not certificate.exact
+        assert certificate.dual >= duals[-1][0]
+        assert certificate.relaxed_dual >= duals[-1][1]
+        duals.append((certificate.dual, certificate.relaxed_dual))
+        loose.append(certificate.relaxed_primal > exact + 1e-6)
+        exacts.append(certificate.exact)
 
-    found = gdmm.solve(1e-5, max_passes=200, schedule=EveryPasses(2), on_check=look)
+    certificate = gdmm.solve(1e-5, max_passes=200, schedule=EveryPasses(2), on_check=look)
     assert any(loose)
     assert all(exacts) == (decoder == BranchAndBound())
-    assert found.relaxed_gap <= 1e-3
-    assert found.relaxed_primal == pytest.approx(graph.optimum(), abs=1e-3)
+    assert certificate.relaxed_gap <= 1e-3
+    assert certificate.relaxed_primal == pytest.approx(graph.optimum(), abs=1e-3)
 
 
 def listed(graph: FactorGraph) -> Reference:
@@ -247,8 +247,8 @@ def test_pairs_of_means_are_those_of_label_sets(seed, labels):
     assert means.rest[i, j] == pytest.approx((y[:, i] & y[:, j]).sum(0) - pairs.sum(0), abs=1e-12)
     sets = np.array(list(itertools.product((0.0, 1.0), repeat=labels)))
     corners = np.concatenate([sets, sets[:, i] * sets[:, j], np.ones((len(sets), 1))], 1)
-    for own, its in zip(q, pairs, strict=True):
-        _, distance = scipy.optimize.nnls(corners.T, np.concatenate([own, its, [1.0]]))
+    for single, pair in zip(q, pairs, strict=True):
+        _, distance = scipy.optimize.nnls(corners.T, np.concatenate([single, pair, [1.0]]))
         assert distance <= 1e-9
 
 
@@ -325,9 +325,9 @@ def test_a_factor_without_room_waits_for_the_next_pass():
     sizes = []
     for _ in range(60):
         gdmm.visit(torch.tensor([0, 1, 2, 2]))
-        held = gdmm.problem.duals.factors
-        assert (held.size <= np.diff(held.start)).all()
-        sizes.append(int(held.size.max()))
+        factors = gdmm.problem.duals.factors
+        assert (factors.size <= np.diff(factors.start)).all()
+        sizes.append(int(factors.size.max()))
         gdmm.end_pass()
     assert sizes[0] <= 32 < max(sizes)
     certificate = gdmm.certify()

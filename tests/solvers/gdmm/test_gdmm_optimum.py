@@ -99,7 +99,7 @@ class LocalPolytopes:
         limits = np.concatenate([np.zeros(2 * pairs), np.ones(pairs)])
         cost = np.concatenate([(1.0 - 2.0 * self.y) / k, np.zeros((n, pairs))], 1)
         matrix, true = np.concatenate(linear) / n, self.true.sum(0) / n
-        found = solve_dual(
+        point = solve_dual(
             matrix,
             cost.ravel() / n + matrix @ true / self.lam,
             self.lam,
@@ -107,9 +107,9 @@ class LocalPolytopes:
             G=scipy.sparse.block_diag([np.concatenate(rows)] * n, format="csc"),
             h=np.tile(limits, n),
         ).reshape(n, size)
-        q = np.clip(found[:, :k], 0.0, 1.0)
+        q = np.clip(point[:, :k], 0.0, 1.0)
         least, most = np.maximum(q[:, self.i] + q[:, self.j] - 1.0, 0.0), np.minimum(q[:, self.i], q[:, self.j])
-        mu = np.concatenate([q, np.clip(found[:, k:], least, most)], 1)
+        mu = np.concatenate([q, np.clip(point[:, k:], least, most)], 1)
         w = (true - mu.ravel() @ matrix) / self.lam
         return checked(Bounds(float(np.abs(q - self.y).mean(1).mean()) - self.lam / 2 * float(w @ w), self.primal(w)))
 
@@ -130,9 +130,9 @@ def chains(seed: int, dtype: torch.dtype = torch.float64) -> Tiny:
     for its_x, its_y, length in zip(x.double().numpy(), y.tolist(), lengths.tolist(), strict=True):
         outputs = list(itertools.product(range(states), repeat=length))
         true = tuple(its_y[:length])
-        own = chain_features(its_x, true, states)
+        correct = chain_features(its_x, true, states)
         listed.losses.append(np.array([np.mean([a != b for a, b in zip(o, true, strict=True)]) for o in outputs]))
-        listed.changes.append(np.stack([chain_features(its_x, o, states) - own for o in outputs]))
+        listed.changes.append(np.stack([chain_features(its_x, o, states) - correct for o in outputs]))
     x = x * (y >= 0).unsqueeze(2)
     return Tiny(LinearChain(2, states).to(dtype), Batch(x, y, torch.arange(n), lengths), listed, lam)
 
@@ -167,33 +167,33 @@ def check(tiny: Tiny, seed: int, tolerance: float) -> list[FactorwiseCertificate
     for passes in (0, 2, 4, 12, 30):
         for _ in range(passes):
             gdmm.step()
-        found = gdmm.certify()
+        proof = gdmm.certify()
         w = flat(tiny.head.parameters()).double().numpy()
         primal = tiny.listed.primal(w)
         within = tolerance * (1.0 + primal)
         # Of the problem itself:
-        assert found.dual <= best.high + within
-        assert found.primal >= best.low - within
-        assert found.primal >= primal - within
-        assert found.primal <= primal + within or not found.exact
+        assert proof.dual <= best.high + within
+        assert proof.primal >= best.low - within
+        assert proof.primal >= primal - within
+        assert proof.primal <= primal + within or not proof.exact
         # Of the relaxation:
-        assert found.relaxed_dual <= relaxed.high + within
-        assert found.relaxed_primal >= relaxed.low - within
+        assert proof.relaxed_dual <= relaxed.high + within
+        assert proof.relaxed_primal >= relaxed.low - within
         if polytopes is None:
-            assert found.exact
-            assert not found.has_relaxation
-            assert (found.primal, found.dual) == (found.relaxed_primal, found.relaxed_dual)
+            assert proof.exact
+            assert not proof.has_relaxation
+            assert (proof.primal, proof.dual) == (proof.relaxed_primal, proof.relaxed_dual)
         else:
-            assert found.has_relaxation
-            assert found.relaxed_primal >= polytopes.primal(w) - within
+            assert proof.has_relaxation
+            assert proof.relaxed_primal >= polytopes.primal(w) - within
         # Of one and the other:
-        assert found.dual <= found.relaxed_dual
-        assert found.primal <= found.relaxed_primal
-        assert found.primal - found.dual == pytest.approx(found.gap, abs=within)
-        assert found.relaxed_primal - found.relaxed_dual == pytest.approx(found.relaxed_gap, abs=within)
-        assert min(found.gap, found.relaxed_gap, found.dual) >= 0.0
-        assert all(found.dual >= old.dual and found.relaxed_dual >= old.relaxed_dual for old in seen)
-        seen.append(found)
+        assert proof.dual <= proof.relaxed_dual
+        assert proof.primal <= proof.relaxed_primal
+        assert proof.primal - proof.dual == pytest.approx(proof.gap, abs=within)
+        assert proof.relaxed_primal - proof.relaxed_dual == pytest.approx(proof.relaxed_gap, abs=within)
+        assert min(proof.gap, proof.relaxed_gap, proof.dual) >= 0.0
+        assert all(proof.dual >= old.dual and proof.relaxed_dual >= old.relaxed_dual for old in seen)
+        seen.append(proof)
     if seed % 5 == 0:
         check_handed_over(tiny, gdmm, best, tolerance)
     return seen
@@ -206,10 +206,10 @@ def check_handed_over(tiny: Tiny, gdmm: GDMM, best: Bounds, tolerance: float) ->
     loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
     value = dual.value()
     for _ in range(4):
-        found = certify(head, dual, [batch])
-        within = tolerance * (1.0 + found.primal)
-        assert value - within <= found.dual <= best.high + within
-        assert found.primal >= best.low - within
+        proof = certify(head, dual, [batch])
+        within = tolerance * (1.0 + proof.primal)
+        assert value - within <= proof.dual <= best.high + within
+        assert proof.primal >= best.low - within
         optim.zero_grad()
         args = (batch.x,) if batch.lengths is None else (batch.x, batch.lengths)
         loss(head(*args), batch.y, batch.index).backward()
@@ -222,8 +222,8 @@ def test_label_sets(first):
     """What is certified of the problem is below its optimum, which that of the relaxation often is not."""
     runs = {seed: check(label_sets(seed), seed, 1e-6) for seed in range(first, first + 50)}
     last = [run[-1] for run in runs.values()]
-    assert np.mean([found.dual / found.relaxed_dual for found in last]) > 0.95
-    assert all(found.exact for found in last)  # by branch and bound
+    assert np.mean([proof.dual / proof.relaxed_dual for proof in last]) > 0.95
+    assert all(proof.exact for proof in last)  # by branch and bound
 
 
 @pytest.mark.filterwarnings("ignore:the dual handed over")

@@ -1,4 +1,4 @@
-"""Kernel models: padding, bounded kernel rows, support, checkpoints and prediction on their own."""
+"""Kernel models: padding, bounded kernel rows, support, checkpoints and prediction without the model."""
 
 from __future__ import annotations
 

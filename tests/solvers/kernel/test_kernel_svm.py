@@ -50,7 +50,7 @@ class TestAgainstExplicitFeatures:
         taken = 0
         for rows in visits(8, 16):
             if listed.tied(training.weights(), rows):
-                continue  # rounding decides which of two best outputs is found
+                continue  # rounding decides which of two best outputs is returned
             taken += 1
             assert svm.visit(rows) == pytest.approx(training.step(rows), abs=1e-9)
             assert svm.dual.value() == pytest.approx(training.dual.value(), abs=1e-9)

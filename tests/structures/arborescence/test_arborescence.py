@@ -179,8 +179,8 @@ class TestLinearArcs(HeadTestCase):
         length = int(lengths[0][row])
         return x[row : row + 1, :length, : length + 1], lengths[0][row : row + 1]
 
-    def own(self, potentials, row):
-        return {name: t[:, : t.shape[0] + 1] for name, t in super().own(potentials, row).items()}
+    def single(self, potentials, row):
+        return {name: t[:, : t.shape[0] + 1] for name, t in super().single(potentials, row).items()}
 
     def random_parts(self, potentials, random):
         parts = super().random_parts(potentials, random)

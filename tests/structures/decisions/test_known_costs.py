@@ -74,14 +74,14 @@ def test_slack_rescaling_refuses_known_costs():
 
 
 class Late(DecisionOracle):
-    """Finds nothing of its own, as a solver whose time is over; it knows a bound."""
+    """Returns a bound but no decision, as a solver whose time is over."""
 
     def __init__(self, oracle):
         self.oracle, self.num_costs, self.maximize = oracle, oracle.num_costs, oracle.maximize
 
     def solve(self, costs, given=None, start=None):
         if start is None:
-            raise ValueError("the time was over before any decision was found")
+            raise ValueError("the time was over before the first decision")
         value = (costs * start).sum(1)
         return start, value, self.oracle.solve(costs)[1]
 

@@ -18,7 +18,7 @@ from torchssvm.structures.decisions import (
 
 
 class Cheapest(DecisionOracle):
-    """An oracle of one's own."""
+    """A user's oracle."""
 
     num_costs = 4
 

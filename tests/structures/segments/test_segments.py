@@ -196,7 +196,7 @@ def test_marginals_on_a_device_take_shared_and_turned_tables_and_lengths_of_the_
     emission, segment = (torch.randn(batch, *size, generator=random, dtype=dtype) for size in ((9, 6), (7, 3)))
     least, lengths = torch.tensor([1, 2, 1]), torch.tensor([5, 9, 7])[:batch]
     tables = {
-        "own": lambda t: t,
+        "one each": lambda t: t,
         "turned": lambda t: t.mT.contiguous().mT,
         "shared": lambda t: t[:1].expand_as(t),
     }
@@ -205,7 +205,7 @@ def test_marginals_on_a_device_take_shared_and_turned_tables_and_lengths_of_the_
             placed = None if where is None else lengths.to(where)
             given = make(segment), least, None if placed is None else lengths
             moved = make(segment.to(cuda)), least.to(where or "cpu"), placed
-            scores = emission.to(cuda).requires_grad_(name == "own")
+            scores = emission.to(cuda).requires_grad_(name == "one each")
             pairs = zip(semi_markov_marginals(scores, *moved), semi_markov_marginals(emission, *given), strict=True)
             for result, expected in pairs:
                 assert not result.requires_grad
@@ -339,7 +339,7 @@ def test_span_f1_of_an_overlap_counts_pairs(seed, overlap):
         for a, b in itertools.product(one, others):
             both, either = set(range(*a[:2])) & set(range(*b[:2])), set(range(*a[:2])) | set(range(*b[:2]))
             if a[2] == b[2] and len(both) >= overlap * len(either):
-                pairs.add((row, b))  # no two of the found spans have one label and half of it, as they are runs
+                pairs.add((row, b))  # runs of one label do not overlap, so at most one covers half
     total = sum(map(len, predicted + true))
     assert span_f1(predicted, true, overlap) == pytest.approx(2 * len(pairs) / total)
     assert span_f1(predicted, predicted, overlap) == span_f1(predicted, predicted) == 1.0

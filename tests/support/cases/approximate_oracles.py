@@ -34,9 +34,9 @@ class Adversary(Structure):
 
     def augmented_argmax(self, potentials: Potentials, target: Any) -> Decoding:
         """The worst output allowed, never one that is worse than the target."""
-        own = self._score(potentials, target)
+        correct = self._score(potentials, target)
         outputs = list(self.structure.enumerate(potentials) or ())
-        values = self._scores(potentials, outputs) + self._losses(outputs, target) - own
+        values = self._scores(potentials, outputs) + self._losses(outputs, target) - correct
         best = values.amax(0)
         floor = (best if self.floor is None else self.floor(best)).clamp(min=0.0).minimum(best)
         chosen = torch.where(values >= floor, values, torch.inf).argmin(0)
@@ -45,7 +45,7 @@ class Adversary(Structure):
         if self.floor is not None:
             self.calls += len(value)
             self.errors += int((value < best - 1e-12).sum())
-        return Decoding(labeling, own + value, own + best + self.looseness, exact=False)
+        return Decoding(labeling, correct + value, correct + best + self.looseness, exact=False)
 
     def _score(self, potentials: Potentials, labeling: Any) -> Tensor:
         return inner(conform(self.structure.parts(labeling), potentials, "parts"), potentials.tensors)

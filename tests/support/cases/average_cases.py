@@ -242,7 +242,7 @@ class AverageTestCase(ABC):
         assert_same(average.state_dict(), before)
 
     def test_devices(self, device):
-        """Rounding may decide ties otherwise than on the CPU: an average is that of its own device's iterates."""
+        """Rounding may break ties otherwise than on the CPU: each average is compared with iterates of its device."""
         here, there = chain(5), chain(5).to(device)
         training = there.train()
         average, record = self.kind.following(training.dual), Recorder(training)

@@ -24,18 +24,18 @@ def _decode(emission: Tensor, pairs: Tensor, lengths: Tensor, _: Tensor, labels:
     value.copy_(best)
 
 
-def _read(values: Tensor, start: Tensor, held: Tensor, index: Tensor, found: Tensor, longest: int, *sizes: Any,
+def _read(values: Tensor, start: Tensor, count: Tensor, index: Tensor, output: Tensor, longest: int, *sizes: Any,
           **options: Any) -> None:  # fmt: skip
-    found.zero_()
+    output.zero_()
     for row, example in enumerate(index.tolist()):
-        begin, rows = int(start[example]), min(int(held[example]), longest)
-        found[row, :rows] = values[begin : begin + rows]
+        begin, rows = int(start[example]), min(int(count[example]), longest)
+        output[row, :rows] = values[begin : begin + rows]
 
 
-def _add(values: Tensor, start: Tensor, held: Tensor, index: Tensor, change: Tensor, factors: Tensor, longest: int,
+def _add(values: Tensor, start: Tensor, count: Tensor, index: Tensor, change: Tensor, factors: Tensor, longest: int,
          *sizes: Any, **options: Any) -> None:  # fmt: skip
     for row, example in enumerate(index.tolist()):
-        begin, rows = int(start[example]), min(int(held[example]), longest)
+        begin, rows = int(start[example]), min(int(count[example]), longest)
         values[begin : begin + rows] += factors[row].to(values.dtype) * change[row, :rows]
 
 
@@ -56,10 +56,10 @@ def _sum_everywhere(v: Tensor, lengths: Tensor, sums: Tensor, *sizes: Any, **opt
     kernels.sum_everywhere(v.numpy(), lengths.numpy(), sums.numpy())
 
 
-def _mean_loss(psi: Tensor, labels: Tensor, costs: Tensor, found: Tensor, *sizes: Any, **options: Any) -> None:
+def _mean_loss(psi: Tensor, labels: Tensor, costs: Tensor, sums: Tensor, *sizes: Any, **options: Any) -> None:
     wrong = labels.unsqueeze(2) != torch.arange(psi.shape[2])
     terms = (psi.double() * (wrong * costs.to(psi.dtype).unsqueeze(2))).flatten(1)
-    found.copy_(torch.stack([-terms.sum(1), terms.abs().sum(1)]))
+    sums.copy_(torch.stack([-terms.sum(1), terms.abs().sum(1)]))
 
 
 def _ascend(matrix: Tensor, values: Tensor, gammas: Tensor, room: Tensor, size: int, sweeps: int, *, converged: float,

@@ -117,7 +117,7 @@ def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
 
 
 def faults_of(
-    found: Certificate, w: np.ndarray, truth: Reference, optimum: Bounds, rounding: float, unsolved: float = 0.0
+    proof: Certificate, w: np.ndarray, truth: Reference, optimum: Bounds, rounding: float, unsolved: float = 0.0
 ) -> list[str]:
     """What is wrong in a certificate of weights ``w``."""
     wrong: list[str] = []
@@ -125,20 +125,20 @@ def faults_of(
     primal = truth.primal(w)
     slack = rounding * primal + 1e-15 * largest  # a float64 sum may cancel: then its rounding is not small beside it
     short = slack + unsolved * largest
-    if found.primal < primal - short:
+    if proof.primal < primal - short:
         wrong.append(
-            f"the primal {found.primal!r} is below that of its weights, {primal!r}, by {primal - found.primal:.3g}"
+            f"the primal {proof.primal!r} is below that of its weights, {primal!r}, by {primal - proof.primal:.3g}"
         )
-    if found.exact and found.primal > primal + slack:
-        wrong.append(f"the exact primal {found.primal!r} is above that of its weights, {primal!r}")
-    if found.dual > optimum.high + slack:
+    if proof.exact and proof.primal > primal + slack:
+        wrong.append(f"the exact primal {proof.primal!r} is above that of its weights, {primal!r}")
+    if proof.dual > optimum.high + slack:
         wrong.append(
-            f"the dual {found.dual!r} is above the optimum, {optimum.high!r}, by {found.dual - optimum.high:.3g}"
+            f"the dual {proof.dual!r} is above the optimum, {optimum.high!r}, by {proof.dual - optimum.high:.3g}"
         )
-    if found.primal < optimum.low - short:
-        wrong.append(f"the primal {found.primal!r} is below the optimum, {optimum.low!r}")
-    if found.gap < 0.0 or found.gap != found.primal - found.dual:
-        wrong.append(f"the gap {found.gap!r} is not primal - dual, {found.primal - found.dual!r}")
+    if proof.primal < optimum.low - short:
+        wrong.append(f"the primal {proof.primal!r} is below the optimum, {optimum.low!r}")
+    if proof.gap < 0.0 or proof.gap != proof.primal - proof.dual:
+        wrong.append(f"the gap {proof.gap!r} is not primal - dual, {proof.primal - proof.dual!r}")
     return wrong
 
 
@@ -148,7 +148,7 @@ class Trace:
 
     Attributes:
         values: The dual after each step.
-        certificates: Each with the weights that the head held.
+        certificates: Each with the weights of the head at that time.
         resumed: The last certificate and weights of a run that was saved and loaded in the middle; every second seed.
     """
 
@@ -252,9 +252,9 @@ def check_latent(seed: int, *, rounds: int = 3) -> list[str]:
     for _ in range(rounds):
         w, before = listed.weights(), run.objectives[-1]
         scores = [changes @ at for changes in truth.changes]
-        own = [shown[np.argmax(s[shown])] for s, shown in zip(scores, listed.observed, strict=True)]
+        completed = [shown[np.argmax(s[shown])] for s, shown in zip(scores, listed.observed, strict=True)]
         # P_t: the hidden parts are fixed
-        convex = Reference(truth.losses, [c - c[k] for c, k in zip(truth.changes, own, strict=True)], [], lam)
+        convex = Reference(truth.losses, [c - c[k] for c, k in zip(truth.changes, completed, strict=True)], [], lam)
         objective = convex.primal(w)
         near = slack * (1.0 + objective + max(abs(s).max() for s in scores))
         if abs(before - objective) > near:

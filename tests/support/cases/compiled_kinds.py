@@ -178,8 +178,8 @@ class Forests(Problem):
     def batch(self, rows):
         batch = super().batch(rows)
         longest = batch.x.shape[1]
-        own = (t[batch.index, :longest] for t in (self.edges, self.parent, self.forward))
-        return batch.replace(x=ForestFeatures(batch.x, *own))
+        trees = (t[batch.index, :longest] for t in (self.edges, self.parent, self.forward))
+        return batch.replace(x=ForestFeatures(batch.x, *trees))
 
 
 def forests(*, n: int = 8, states: int = 3, ragged: bool = True, dtype: torch.dtype = torch.float64) -> Forests:
@@ -232,10 +232,10 @@ def labelled_graphs(
     lengths[3] = 5
     x, y = torch.randn(n, 5, 4, generator=random, dtype=dtype), torch.randint(0, states, (n, 5), generator=random)
     edges = [random_edges(size, random, share=0.8) for size in lengths.tolist()]
-    edges = [torch.cat([own[:2], torch.full((1, 2), -1), own[2:]]) for own in edges]
+    edges = [torch.cat([pairs[:2], torch.full((1, 2), -1), pairs[2:]]) for pairs in edges]
     head = LinearPairwiseGraph(4, links, states, directed=directed, structure=PairwiseGraph(states, oracle)).to(dtype)
     result = LabelledGraphs(head, x, y, lengths if ragged else None, 0.05)
-    result.edges, result.z = edges, [torch.randn(len(own), links, generator=random, dtype=dtype) for own in edges]
+    result.edges, result.z = edges, [torch.randn(len(pairs), links, generator=random, dtype=dtype) for pairs in edges]
     return result
 
 
@@ -282,8 +282,8 @@ class Weighing(Problem):
 
     def batch(self, rows):
         batch = self.inner.batch(rows)
-        own = self.times[batch.index].to(torch.float64)
-        return batch.replace(x=Weighted(batch.x, own), y=Weighted(batch.y, own))
+        weights = self.times[batch.index].to(torch.float64)
+        return batch.replace(x=Weighted(batch.x, weights), y=Weighted(batch.y, weights))
 
     def repeated(self) -> Batch:
         """Every example so many times, and without a weight."""

@@ -191,7 +191,7 @@ def main(folder: Path) -> None:
     model = OwnModule(words)
     gap = DualityGap(0.001, every_n_epochs=3)
     make_trainer(gap, use_distributed_sampler=False).fit(model)
-    result["own module"] = figures(model, gap)
+    result["plain module"] = figures(model, gap)
     model = in_torch()
     make_trainer(WritePredictions(folder / "predictions.jsonl")).predict(model, everything(words))
     result["refusals"] = refusals(words)

@@ -73,7 +73,7 @@ class Listing:
         """x, y and lengths, padded, as the heads take them."""
         if not self.chain:
             return torch.from_numpy(np.concatenate(self.x)), torch.tensor([y for (y,) in self.y]), None
-        lengths = torch.tensor([len(own) for own in self.y])
+        lengths = torch.tensor([len(target) for target in self.y])
         x = torch.zeros(self.n, int(lengths.max()), self.x[0].shape[1], dtype=torch.float64)
         y = torch.full(x.shape[:2], -1)
         for row, (features, labels) in enumerate(zip(self.x, self.y, strict=True)):
@@ -112,7 +112,7 @@ def optimum_between(
     owner = np.repeat(np.eye(n), sizes, axis=0)
     low, high = np.isfinite(lower).nonzero()[0], np.isfinite(upper).nonzero()[0]
     weights = np.eye(d, d + n)  # of (w, slacks)
-    found = qpsolvers.solve_problem(
+    solution = qpsolvers.solve_problem(
         qpsolvers.Problem(
             P=sparse.csc_matrix(np.diag(np.concatenate([np.full(d, truth.lam), np.zeros(n)]))),
             q=np.concatenate([np.zeros(d), np.full(n, 1.0 / n)]),
@@ -123,12 +123,12 @@ def optimum_between(
         ),
         solver="clarabel",
     )
-    assert found.x is not None, "the QP solver failed"
-    multipliers = np.split(np.clip(found.z[: sum(sizes)], 0.0, None), np.cumsum(sizes)[:-1])
-    alphas = [own / own.sum() for own in multipliers]
+    assert solution.x is not None, "the QP solver failed"
+    multipliers = np.split(np.clip(solution.z[: sum(sizes)], 0.0, None), np.cumsum(sizes)[:-1])
+    alphas = [block / block.sum() for block in multipliers]
     loss = sum(float(a @ losses) for a, losses in zip(alphas, truth.losses, strict=True)) / n
     below = box_dual(truth.weights(alphas), loss, truth.lam, lower, upper)
-    above = truth.primal(np.clip(found.x[:d], lower, upper))
+    above = truth.primal(np.clip(solution.x[:d], lower, upper))
     assert below <= above + 1e-12
     assert above - below < SOLVED, "the QP is not solved"
     return below, above

@@ -54,14 +54,14 @@ class ExplicitDuals:
 
     def output(self, i: int, labeling: Any) -> int:
         """The number of an output in the list of all, padding aside."""
-        (own,) = tree_tensors(labeling)
-        return self.truth.outputs[i].index(tuple(k for k in own.flatten().tolist() if k >= 0))
+        (labels,) = tree_tensors(labeling)
+        return self.truth.outputs[i].index(tuple(k for k in labels.flatten().tolist() if k >= 0))
 
     def move(self, i: int, moved: list[float], corner: int) -> None:
         """Add ``moved`` to the masses of rest, slots and corner (the last); the corner is output number ``corner``."""
         self.clock += 1
         self.rest_mass[i] = max(self.rest_mass[i] + moved[0], 0.0)
-        self.mass[i] = [max(mass + own, 0.0) for mass, own in zip(self.mass[i], moved[1:], strict=False)]
+        self.mass[i] = [max(mass + change, 0.0) for mass, change in zip(self.mass[i], moved[1:], strict=False)]
         if corner in self.outputs[i]:
             self.used[i][self.outputs[i].index(corner)] = self.clock
         else:
@@ -99,7 +99,7 @@ class ExplicitDuals:
         return [self.output(i, stored[i, c]) for c in range(count)], storage.sets.mass[i, :count].tolist()
 
     def adopt_idle_slots(self, storage: Any) -> None:
-        """After an exact pass: no mass has moved, and slots without mass may hold what the pass found."""
+        """After an exact pass: no mass has moved, and slots without mass may hold outputs of the pass."""
         for i in range(self.truth.n):
             outputs, mass = self.slots(storage, i)
             here = {o: m for o, m in zip(self.outputs[i], self.mass[i], strict=True) if m > 0.0}

@@ -159,10 +159,10 @@ class FactorGraph:
         for place, factor in enumerate(self.factors):
             begin = start[len(self.variables) + place]
             table = begin + np.arange(factor.phi.shape[0] * factor.phi.shape[1]).reshape(factor.phi.shape[:2])
-            for own, lines in ((factor.left, table), (factor.right, table.T)):
+            for variable, lines in ((factor.left, table), (factor.right, table.T)):
                 for label, line in enumerate(lines.tolist()):
                     entries += [(len(right), column, 1.0) for column in line]
-                    entries.append((len(right), int(start[own]) + label, -1.0))
+                    entries.append((len(right), int(start[variable]) + label, -1.0))
                     right.append(0.0)
         rows, columns, values = zip(*entries, strict=True)
         matrix = scipy.sparse.csc_matrix((values, (rows, columns)), shape=(len(right), start[-1]))

@@ -130,7 +130,7 @@ class FactorGraphTestCase(ABC):
             self.check_rounded(gdmm, graph)
 
     def check_rounded(self, gdmm: GDMM, graph: FactorGraph) -> None:
-        """The rounded points are in the polytope, and loss and length are their own."""
+        """The rounded points are in the polytope, and have the stated loss and length."""
         point = self.rounded(gdmm, graph)
         for mass in point.variables:
             assert mass.min() >= 0.0

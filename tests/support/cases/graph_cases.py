@@ -55,15 +55,15 @@ class GraphStructureCase(StructureTestCase):
         return type(labeling)(*(t[row : row + 1, :width] for t, width in pairs))
 
     def cropped(self, potentials, row):
-        (size, edges), own = self.widths(potentials, row), slice(row, row + 1)
-        tensors = potentials["node"][own, :size], potentials["edge"][own, :edges]
+        (size, edges), here = self.widths(potentials, row), slice(row, row + 1)
+        tensors = potentials["node"][here, :size], potentials["edge"][here, :edges]
         lengths = torch.tensor([size]) if self.padded else None
-        return type(potentials)(*tensors, potentials.edges[own, :edges], lengths)
+        return type(potentials)(*tensors, potentials.edges[here, :edges], lengths)
 
     def on(self, potentials, device):
         lengths = None if potentials.lengths is None else potentials.lengths.to(device)
-        own = (t.to(device) for t in (potentials["node"], potentials["edge"], potentials.edges))
-        return type(potentials)(*own, lengths)
+        moved = (t.to(device) for t in (potentials["node"], potentials["edge"], potentials.edges))
+        return type(potentials)(*moved, lengths)
 
     def reference_loss(self, structure, labeling, target):
         labels, costs = target
@@ -142,8 +142,8 @@ class GraphHeadCase(HeadTestCase):
         size = potentials["node"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
         return size * (size - 1) // 2
 
-    def own(self, potentials, row):
-        result = super().own(potentials, row)
+    def single(self, potentials, row):
+        result = super().single(potentials, row)
         return {"node": result["node"], "edge": result["edge"][: self.edges(potentials, row)]}
 
     def random_parts(self, potentials, random):

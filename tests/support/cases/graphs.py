@@ -26,8 +26,8 @@ def pad_edges(edges, width=None):
     """Lists of edges as ``[B, E, 2]``, -1 where an example has fewer."""
     width = max(map(len, edges)) if width is None else width
     result = torch.full((len(edges), width, 2), -1)
-    for row, own in enumerate(edges):
-        result[row, : len(own)] = own
+    for row, pairs in enumerate(edges):
+        result[row, : len(pairs)] = pairs
     return result
 
 
@@ -66,7 +66,7 @@ class GraphProblem:
         random = self.drawn(seed, n, features, lam, most, 2)
         self.nodes = self.nodes.to(dtype)
         self.links = [
-            torch.rand(len(own), links, generator=random, dtype=torch.float64).to(dtype) for own in self.edges
+            torch.rand(len(pairs), links, generator=random, dtype=torch.float64).to(dtype) for pairs in self.edges
         ]
         self.head = LinearGraph(features, links, structure=structure or GraphCut(balanced=True)).to(dtype)
         self.structure = self.head.structure
@@ -110,7 +110,7 @@ class GraphProblem:
                 cut = labels[ends[:, 0]] != labels[ends[:, 1]]
                 losses.append(costs[labels != y].sum())
                 features.append(np.concatenate([(2 * labels - 1) @ x, -cut.astype(float) @ z]))
-            own = (y[ends[:, 0]] != y[ends[:, 1]]).astype(float)
+            cuts = (y[ends[:, 0]] != y[ends[:, 1]]).astype(float)
             truth.losses.append(np.array(losses))
-            truth.changes.append(np.array(features) - np.concatenate([(2 * y - 1) @ x, -own @ z]))
+            truth.changes.append(np.array(features) - np.concatenate([(2 * y - 1) @ x, -cuts @ z]))
         return truth

@@ -58,7 +58,7 @@ class HeadTestCase(ABC):
                 p.copy_(torch.randn(p.shape, generator=random, dtype=torch.float64))
         return head, self.make_input(random, batch)
 
-    def own(self, potentials: Potentials, row: int) -> Parts:
+    def single(self, potentials: Potentials, row: int) -> Parts:
         """The potentials of one example without padding."""
         result = {}
         for name, tensor in potentials.tensors.items():
@@ -109,7 +109,7 @@ class HeadTestCase(ABC):
         potentials = as_potentials(head(*inputs))
         for row in range(batch):
             expected = self.reference(head, self.alone(inputs, row)[0][0])
-            result = self.own(potentials, row)
+            result = self.single(potentials, row)
             assert result.keys() == expected.keys()
             for name, tensor in result.items():
                 torch.testing.assert_close(tensor, expected[name])
@@ -181,8 +181,8 @@ class HeadTestCase(ABC):
                 ragged=potentials.ragged,
             )
             for row in range(batch):
-                for name, tensor in self.own(together, row).items():
-                    torch.testing.assert_close(tensor, self.own(wanted, row)[name])
+                for name, tensor in self.single(together, row).items():
+                    torch.testing.assert_close(tensor, self.single(wanted, row)[name])
 
     @examples(7)
     @given(seed=SEEDS)
@@ -194,8 +194,8 @@ class HeadTestCase(ABC):
         together = per_example_adjoint(potentials, parts, parameters)
         for row in range(3):
             alone = head(*self.alone(inputs, row))
-            for name, tensor in self.own(potentials, row).items():
-                torch.testing.assert_close(self.own(alone, 0)[name], tensor)
+            for name, tensor in self.single(potentials, row).items():
+                torch.testing.assert_close(self.single(alone, 0)[name], tensor)
             cropped = {}
             for name, tensor in parts.items():
                 shape = alone[name].shape[1:]
@@ -217,8 +217,8 @@ class HeadTestCase(ABC):
         potentials, again = head(x, *lengths), head(other, *lengths)
         parts = self.random_parts(potentials, rng(seed + 1))
         for row in range(3):
-            for name, tensor in self.own(potentials, row).items():
-                torch.testing.assert_close(self.own(again, row)[name], tensor)
+            for name, tensor in self.single(potentials, row).items():
+                torch.testing.assert_close(self.single(again, row)[name], tensor)
         parameters = list(head.parameters())
         for mine, clean in zip(
             per_example_adjoint(again, parts, parameters),
@@ -249,8 +249,8 @@ class HeadTestCase(ABC):
             potentials = head(inputs[0].to(features), *inputs[1:])
             assert potentials.dtype == dtype
             for row in range(3):
-                for name, tensor in self.own(potentials, row).items():
-                    torch.testing.assert_close(tensor.double(), self.own(reference, row)[name], rtol=5e-2, atol=5e-2)
+                for name, tensor in self.single(potentials, row).items():
+                    torch.testing.assert_close(tensor.double(), self.single(reference, row)[name], rtol=5e-2, atol=5e-2)
             parts = self.random_parts(potentials, rng(3))
             gradients = per_example_adjoint(potentials, parts, list(head.parameters()))
             assert {g.dtype for g in gradients} == {dtype}
@@ -268,7 +268,7 @@ class HeadTestCase(ABC):
 
     @pytest.mark.parametrize("setting", ["high", "medium"])
     def test_the_precision_of_the_process_does_not_reach_the_head(self, setting):
-        """Nor its backward passes, which the user runs, nor what it knows of its own algebra."""
+        """Nor its backward passes, which the user runs, nor its products of Gram matrices."""
         head, inputs = self.setting(4)
         head = head.float()
         x = inputs[0].float().requires_grad_() if inputs[0].is_floating_point() else inputs[0]

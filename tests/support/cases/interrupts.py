@@ -1,4 +1,4 @@
-"""Interrupts at chosen lines: a signal arrives while the package's own code runs."""
+"""Interrupts at chosen lines: a signal arrives while the package's code runs."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ class LabelingsTestCase(ABC):
 
     def difference(self, structure: Structure, potentials: Potentials, labeling: Any, target: Any) -> Parts:
         """The parts of a corner."""
-        own = conform(structure.parts(labeling), potentials, "parts")
+        parts = conform(structure.parts(labeling), potentials, "parts")
         truth = conform(structure.parts(target), potentials, "parts")
-        return {name: own[name] - truth[name] for name in own}
+        return {name: parts[name] - truth[name] for name in parts}
 
     def alone(self, labeling: Any, potentials: Potentials, row: int) -> Any:
-        """The target of one example as a batch of one, in its own padding if that is how the structure batches."""
+        """The target of one example as a batch of one, without padding if the structure batches so."""
         return tree_map(lambda tensor: tensor[row : row + 1], labeling)
 
     def cropped(self, potentials: Potentials, row: int) -> Potentials:
@@ -121,14 +121,14 @@ class LabelingsTestCase(ABC):
         def wider(tensor: torch.Tensor) -> torch.Tensor:
             return fit(tensor, [size + more for size in tensor.shape[2:]], structure.padding)
 
-        def same(found: Any, expected: Any) -> None:
-            for mine, theirs in zip(tree_tensors(found), tree_tensors(expected), strict=True):
+        def same(result: Any, expected: Any) -> None:
+            for mine, theirs in zip(tree_tensors(result), tree_tensors(expected), strict=True):
                 assert torch.equal(mine, theirs)
 
         same(structure.resize(tree_map(wider, labelings), target), labelings)
         for row in range(batch):
-            own = tree_map(lambda tensor, row=row: tensor[row : row + 1], labelings)
+            single = tree_map(lambda tensor, row=row: tensor[row : row + 1], labelings)
             alone, only = self.alone(target, potentials, row), self.cropped(potentials, row)
-            resized = structure.resize(tree_map(wider, own), alone)
+            resized = structure.resize(tree_map(wider, single), alone)
             torch.testing.assert_close(structure.relative_scores(resized, alone, only), scores[row : row + 1])
-            same(structure.resize(resized, tree_map(lambda tensor, row=row: tensor[row : row + 1], target)), own)
+            same(structure.resize(resized, tree_map(lambda tensor, row=row: tensor[row : row + 1], target)), single)

@@ -53,18 +53,18 @@ def feasible(
         return oracle, [every[every.sum(1) == (3 if kind == "trees" else 2)]] * n, None
     if kind == "selection":
         size, at_most, maximize = 5, bool(random.random() < 0.5), bool(random.random() < 0.5)
-        own = random.integers(1, size + 1, n)
+        limit = random.integers(1, size + 1, n)
         given = bool(random.random() < 0.5)
-        ks = own if given else np.repeat(own[:1], n)
+        ks = limit if given else np.repeat(limit[:1], n)
         every = subsets(size)
         listed = [every[(every.sum(1) <= k) & (at_most | (every.sum(1) == k))] for k in ks]
-        oracle = Selection(size, int(own[0]), at_most=at_most, maximize=maximize)
+        oracle = Selection(size, int(limit[0]), at_most=at_most, maximize=maximize)
         return oracle, listed, torch.from_numpy(ks) if given else None
     weights, capacity = random.integers(0, 4, 5), random.integers(1, 8, n)
     given = bool(random.random() < 0.5)
     most = capacity if given else np.repeat(capacity[:1], n)
     every = subsets(5)
-    listed = [every[every @ weights <= own] for own in most]
+    listed = [every[every @ weights <= limit] for limit in most]
     return Knapsack(weights, int(capacity[0])), listed, torch.from_numpy(most) if given else None
 
 
@@ -95,21 +95,21 @@ def matchings(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Li
     x, y = draw(random, n, *sizes.max(0), width, dtype=dtype), np.zeros((n, *sizes.max(0)), int)
     made = Maker(head, lam)
     for row, (left, right) in enumerate(sizes):
-        own, every = x[row, :left, :right].double().numpy(), partners(left, right)
+        features_of, every = x[row, :left, :right].double().numpy(), partners(left, right)
         target = every[int(random.integers(len(every)))]
         possible = (random.random((left, right)) < 0.2) & (target == 0)
         y[row, :left, :right] = target + 2 * possible
         losses = wrong * (every & (target == 0) & ~possible).sum((1, 2)) + missed * (target & (every == 0)).sum((1, 2))
-        outputs = [{"weight": np.einsum("st,stf->f", edges, own)} for edges in every]
-        made.add(losses / (left if normalize else 1), outputs, {"weight": np.einsum("st,stf->f", target, own)})
+        outputs = [{"weight": np.einsum("st,stf->f", edges, features_of)} for edges in every]
+        made.add(losses / (left if normalize else 1), outputs, {"weight": np.einsum("st,stf->f", target, features_of)})
 
     def take(rows: list[int]) -> Batch:
-        index, own = torch.tensor(rows), torch.from_numpy(sizes[rows])
-        left, right = own.amax(0).tolist()
+        index, lengths = torch.tensor(rows), torch.from_numpy(sizes[rows])
+        left, right = lengths.amax(0).tolist()
         features, labels = x[rows, :left, :right], torch.from_numpy(y[rows])[:, :left, :right]
         if not ragged:
             return Batch(features, labels, index)
-        return Batch(Edges(features, own[:, 1].contiguous()), labels, index, own[:, 0].contiguous())
+        return Batch(Edges(features, lengths[:, 1].contiguous()), labels, index, lengths[:, 0].contiguous())
 
     return Listed(head, take, made.truth)
 
@@ -152,17 +152,17 @@ def decisions(random: np.random.Generator, lam: float, dtype: torch.dtype, *, pr
         cost = cost + fixed
     made, best = Maker(head, lam), []
     for row, every in enumerate(listed):
-        own, costs = x[row].double().numpy(), cost[row].numpy()
+        x_i, costs = x[row].double().numpy(), cost[row].numpy()
         y = every[(sign * every @ costs).argmax()]
         best.append(y)
         loss = sign * (y - every) @ costs
         if fixed is not None:
             loss = loss + 2.0 * sign * (every - y) @ fixed[row].numpy()
 
-        def phi(d: np.ndarray, own: np.ndarray = own) -> dict[str, np.ndarray]:
+        def phi(d: np.ndarray, x_i: np.ndarray = x_i) -> dict[str, np.ndarray]:
             if shared:
-                return {"weight": 2.0 * sign * (d @ own)[None], "bias": 2.0 * sign * d.sum(keepdims=True).astype(float)}
-            return {"weight": 2.0 * sign * np.outer(d, own), "bias": 2.0 * sign * d.astype(float)}
+                return {"weight": 2.0 * sign * (d @ x_i)[None], "bias": 2.0 * sign * d.sum(keepdims=True).astype(float)}
+            return {"weight": 2.0 * sign * np.outer(d, x_i), "bias": 2.0 * sign * d.astype(float)}
 
         made.add(loss, [phi(d) for d in every], phi(y))
     target = torch.from_numpy(np.stack(best)).long()
@@ -183,7 +183,7 @@ def rankings(random: np.random.Generator, lam: float, dtype: torch.dtype, *, mea
     head = LinearRanking(width, structure=Ranking(made_of[measure])).to(dtype)
     x, made, grades = draw(random, n, int(lengths.max()), width, dtype=dtype), Maker(head, lam), []
     for row, size in enumerate(lengths.tolist()):
-        own, grade = x[row, :size].double().numpy(), random.integers(0, 3, size)
+        documents, grade = x[row, :size].double().numpy(), random.integers(0, 3, size)
         if measure in ("precision", "ndcg"):
             grade[int(random.integers(size))] = 2  # one is relevant
         level = grade if measure in ("pairs", "ndcg") else (grade >= 1).astype(int)
@@ -193,7 +193,7 @@ def rankings(random: np.random.Generator, lam: float, dtype: torch.dtype, *, mea
         if measure == "pairs":
             swaps = subsets(len(pairs)) if pairs else np.zeros((1, 0))
             losses = swaps.sum(1) / max(len(pairs), 1)
-            moves = [own[j] - own[i] for i, j in pairs]
+            moves = [documents[j] - documents[i] for i, j in pairs]
             changes = swaps @ np.stack(moves) / len(pairs) if pairs else np.zeros((1, width))
         else:
             places = np.arange(size)
@@ -201,7 +201,7 @@ def rankings(random: np.random.Generator, lam: float, dtype: torch.dtype, *, mea
             gain = 2.0**grade - 1.0 if measure == "ndcg" else level * 1.0
             best = float(np.sort(gain)[::-1] @ discount)
             losses = np.array([1.0 - float(gain @ discount[o]) / best for o in orders])
-            sums = np.stack([discount[o] @ own for o in orders])
+            sums = np.stack([discount[o] @ documents for o in orders])
             ideal = [bool((np.diff(level[np.argsort(o)]) <= 0).all()) for o in orders]
             changes = sums - sums[ideal].mean(0)
         made.truth.losses.append(losses)

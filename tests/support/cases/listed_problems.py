@@ -1,6 +1,6 @@
 """Tiny random training problems of every kind of output, with all outputs listed: NumPy, and nothing of the package.
 
-What is listed follows from the definitions of score, loss and target. The package's own head, structure and batches of
+What is listed follows from the definitions of score, loss and target. The package's head, structure and batches of
 the same problem are beside it, for the code that is checked.
 """
 
@@ -88,9 +88,9 @@ class Maker:
         return np.concatenate(pieces)
 
     def add(self, losses: Sequence[float], outputs: list[Features], target: Features | np.ndarray) -> None:
-        own = target if isinstance(target, np.ndarray) else self.vector(target)
+        correct = target if isinstance(target, np.ndarray) else self.vector(target)
         self.truth.losses.append(np.array(losses, dtype=np.float64))
-        self.truth.changes.append(np.stack([self.vector(phi) for phi in outputs]) - own)
+        self.truth.changes.append(np.stack([self.vector(phi) for phi in outputs]) - correct)
 
 
 def draw(random: np.random.Generator, *shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -122,8 +122,8 @@ def classes(random: np.random.Generator, lam: float, dtype: torch.dtype, *, show
     x, y = draw(random, n, width, dtype=dtype), torch.from_numpy(random.integers(0, states, n))
     head = LinearMulticlass(width, states, bias=bias).to(dtype)
     made, eye = Maker(head, lam), np.eye(states)
-    for own, label in zip(x.double().numpy(), y.tolist(), strict=True):
-        outputs = [{"weight": np.outer(row, own), "bias": row} for row in eye]
+    for tokens, label in zip(x.double().numpy(), y.tolist(), strict=True):
+        outputs = [{"weight": np.outer(row, tokens), "bias": row} for row in eye]
         target = outputs[label] if shows is None else np.zeros(1)
         made.add([float(k != label) for k in range(states)], outputs, target)
     if shows is None:
@@ -164,9 +164,9 @@ def chains(
     labels = [outputs[int(random.integers(len(outputs)))] for outputs in every]
     made, eye = Maker(head, lam), np.eye(states)
 
-    def features(own: np.ndarray, output: tuple[int, ...]) -> Features:
+    def features(word: np.ndarray, output: tuple[int, ...]) -> Features:
         one = eye[list(output)]
-        emission = own.T @ one
+        emission = word.T @ one
         return {
             "emission": emission if sparse else emission.T,
             "transition": one[:-1].T @ one[1:],
@@ -176,9 +176,9 @@ def chains(
         }
 
     for row, (outputs, label) in enumerate(zip(every, labels, strict=True)):
-        own = x[row, : lengths[row]].double().numpy()
+        word = x[row, : lengths[row]].double().numpy()
         losses = [sum(a != b for a, b in zip(o, label, strict=True)) / len(o) for o in outputs]
-        made.add(losses, [features(own, o) for o in outputs], features(own, label) if shows is None else np.zeros(1))
+        made.add(losses, [features(word, o) for o in outputs], features(word, label) if shows is None else np.zeros(1))
     shown = [list(label) if shows is None else shows[list(label)].tolist() for label in labels]
 
     def take(rows: list[int]) -> Batch:
@@ -186,11 +186,11 @@ def chains(
         y = torch.full((len(rows), int(sizes.max())), -1)
         for place, row in enumerate(rows):
             y[place, : len(shown[row])] = torch.tensor(shown[row])
-        own: Any = x[rows, : y.shape[1]]
+        given: Any = x[rows, : y.shape[1]]
         if sparse:
-            columns = torch.arange(width).expand(own.shape)
-            own = SparseFeatures(columns, own)
-        return Batch(own, y, torch.tensor(rows), sizes)
+            columns = torch.arange(width).expand(given.shape)
+            given = SparseFeatures(columns, given)
+        return Batch(given, y, torch.tensor(rows), sizes)
 
     result = Listed(head, take, made.truth)
     return result if shows is None else hidden(result, shows, every, shown)
@@ -202,10 +202,10 @@ def label_sets(random: np.random.Generator, lam: float, dtype: torch.dtype) -> L
     head = LinearMultilabel(width, labels, bias=bias).to(dtype)
     made, pairs = Maker(head, lam), list(itertools.combinations(range(labels), 2))
     every = [np.array(bits) for bits in itertools.product((0.0, 1.0), repeat=labels)]
-    for own, label in zip(x.double().numpy(), y.double().numpy(), strict=True):
+    for tokens, label in zip(x.double().numpy(), y.double().numpy(), strict=True):
         outputs, target = (
             [
-                {"unary": np.outer(o, own), "bias": o, "pairwise": np.array([o[k] * o[j] for k, j in pairs])}
+                {"unary": np.outer(o, tokens), "bias": o, "pairwise": np.array([o[k] * o[j] for k, j in pairs])}
                 for o in these
             ]
             for these in (every, [label])
@@ -224,7 +224,7 @@ def graphs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Liste
         for size in lengths.tolist()
     ]
     x = draw(random, n, int(lengths.max()), width, dtype=dtype)
-    z = [draw(random, len(own), links, dtype=dtype) for own in edges]
+    z = [draw(random, len(pairs), links, dtype=dtype) for pairs in edges]
     y = torch.from_numpy(random.integers(0, states, (n, int(lengths.max()))))
     head = LinearPairwiseGraph(width, links, states).to(dtype)
     made, eye = Maker(head, lam), np.eye(states)
@@ -232,8 +232,8 @@ def graphs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Liste
     def features(row: int, labels: tuple[int, ...]) -> Features:
         one = eye[list(labels)]
         node, edge = one.T @ x[row, : len(labels)].double().numpy(), np.zeros((links, states, states))
-        for own, (a, b) in zip(z[row].double().numpy(), edges[row].tolist(), strict=True):
-            edge[:, labels[a], labels[b]] += own
+        for features_of_edge, (a, b) in zip(z[row].double().numpy(), edges[row].tolist(), strict=True):
+            edge[:, labels[a], labels[b]] += features_of_edge
         return {"node": node, "edge": edge}
 
     for row, size in enumerate(lengths.tolist()):
@@ -245,11 +245,11 @@ def graphs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Liste
     def take(rows: list[int]) -> Batch:
         sizes = torch.from_numpy(lengths[rows])
         padded = pad_edges([edges[row] for row in rows])
-        own = torch.ones(*padded.shape[:2], links, dtype=dtype)
+        edge_features = torch.ones(*padded.shape[:2], links, dtype=dtype)
         for place, row in enumerate(rows):
-            own[place, : len(z[row])] = z[row]
+            edge_features[place, : len(z[row])] = z[row]
         most = int(sizes.max())
-        return Batch(Graphs(x[rows, :most], own, padded), y[rows, :most], torch.tensor(rows), sizes)
+        return Batch(Graphs(x[rows, :most], edge_features, padded), y[rows, :most], torch.tensor(rows), sizes)
 
     return Listed(head, take, made.truth)
 
@@ -279,31 +279,31 @@ def segments(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Lis
     x = draw(random, n, int(lengths.max()), width, dtype=dtype)
     made, targets = Maker(head, lam), []
 
-    def features(own: np.ndarray, output: Spans) -> Features:
+    def features(frames: np.ndarray, output: Spans) -> Features:
         emission, bias = np.zeros((states * (1 + boundary), width)), np.zeros(states * (1 + boundary))
         table = np.zeros((states + most, states))
         for place, (start, end, label) in enumerate(output):
-            emission[label] += own[start:end].sum(0)
+            emission[label] += frames[start:end].sum(0)
             bias[label] += end - start
             table[states + end - start - 1, label] += 1
             if place:
                 table[output[place - 1][2], label] += 1
             if boundary:
-                emission[states + label] += own[start]
+                emission[states + label] += frames[start]
                 bias[states + label] += 1
         return {"emission": emission, "segment": table, "bias": bias}
 
     def loss(output: Spans, target: Spans) -> float:
         if spans:
             return float(len(set(output) ^ set(target)))
-        own, true = ([k for s, e, k in these for _ in range(s, e)] for these in (output, target))
-        return float(sum(a != b for a, b in zip(own, true, strict=True)))
+        shown, true = ([k for s, e, k in these for _ in range(s, e)] for these in (output, target))
+        return float(sum(a != b for a, b in zip(shown, true, strict=True)))
 
     for row, length in enumerate(lengths.tolist()):
         outputs = list(all_segmentations(length, states, least, most))
         target = outputs[int(random.integers(len(outputs)))]
-        own = x[row, :length].double().numpy()
-        made.add([loss(o, target) for o in outputs], [features(own, o) for o in outputs], features(own, target))
+        frames = x[row, :length].double().numpy()
+        made.add([loss(o, target) for o in outputs], [features(frames, o) for o in outputs], features(frames, target))
         targets.append(target)
 
     def take(rows: list[int]) -> Batch:
@@ -329,18 +329,18 @@ def trees(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed
     x = draw(random, n, nodes, width, dtype=dtype)
     made, eye = Maker(head, lam), np.eye(states)
 
-    def features(own: np.ndarray, labels: tuple[int, ...]) -> Features:
+    def features(tokens: np.ndarray, labels: tuple[int, ...]) -> Features:
         one, edge = eye[list(labels)], np.zeros((nodes, states, states))
         for v, label in enumerate(labels):
             if parent[v] >= 0:
                 edge[v, labels[parent[v]], label] += 1
-        return {"node": one.T @ own, "edge": edge.sum(0) if shared else edge, "bias": one.sum(0)}
+        return {"node": one.T @ tokens, "edge": edge.sum(0) if shared else edge, "bias": one.sum(0)}
 
     for row, size in enumerate(lengths.tolist()):
-        own, label = x[row, :size].double().numpy(), tuple(y[row, :size].tolist())
+        tokens, label = x[row, :size].double().numpy(), tuple(y[row, :size].tolist())
         every = list(itertools.product(range(states), repeat=size))
         losses = (np.array(every) != label).sum(1) / (size if normalize else 1)
-        made.add(losses, [features(own, o) for o in every], features(own, label))
+        made.add(losses, [features(tokens, o) for o in every], features(tokens, label))
 
     def take(rows: list[int]) -> Batch:
         most = int(lengths[rows].max())
@@ -376,7 +376,7 @@ def arcs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
 
     def take(rows: list[int]) -> Batch:
         most = int(lengths[rows].max())
-        own = (each if each is None else each[rows, :most, : most + 1] for each in (columns, values))
-        return Batch(SparseFeatures(*own), y[rows, :most], torch.tensor(rows), torch.from_numpy(lengths[rows]))
+        listed = (each if each is None else each[rows, :most, : most + 1] for each in (columns, values))
+        return Batch(SparseFeatures(*listed), y[rows, :most], torch.tensor(rows), torch.from_numpy(lengths[rows]))
 
     return Listed(head, take, made.truth)

@@ -51,7 +51,7 @@ def is_rounded() -> bool:
 
 
 def state() -> list[str]:
-    """All settings as they are held, not as they are inherited."""
+    """All settings as stored, not as inherited."""
     try:
         results = [torch.get_float32_matmul_precision()]
     except RuntimeError:

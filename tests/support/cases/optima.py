@@ -1,4 +1,4 @@
-"""What encloses the optimum of a training problem: points that a QP solver found, made feasible, and their values."""
+"""Bounds of a training problem's optimum: the values of a QP solver's points, made feasible."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def solve_dual(matrix: np.ndarray, losses: np.ndarray, lam: float, **constraints
             result = qpsolvers.solve_qp(P=gram, q=-losses, lb=low, solver="clarabel", **near, **constraints)
         if result is not None:
             return result
-    raise AssertionError("the solver found nothing")
+    raise AssertionError("the solver returned no point")
 
 
 def checked(bounds: Bounds) -> Bounds:

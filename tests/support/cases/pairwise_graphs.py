@@ -44,7 +44,7 @@ class PairwiseProblem(GraphProblem):
 
     def __init__(self, seed, n=5, features=2, links=2, states=3, lam=0.1, structure=None, most=4):
         random = self.drawn(seed, n, features, lam, most, states)
-        self.links = [torch.randn(len(own), links, generator=random, dtype=torch.float64) for own in self.edges]
+        self.links = [torch.randn(len(edges), links, generator=random, dtype=torch.float64) for edges in self.edges]
         self.head = LinearPairwiseGraph(features, links, states, structure=structure).double()
         self.structure = self.head.structure
 

@@ -285,8 +285,8 @@ class ChainWeightedLabelsCase(ChainCase):
 
     def alone(self, labeling, potentials, row):
         if isinstance(labeling, WeightedLabels):
-            own = self.one(labeling, potentials, row)
-            return WeightedLabels(own.labels.unsqueeze(0), own.weights.unsqueeze(0))
+            single = self.one(labeling, potentials, row)
+            return WeightedLabels(single.labels.unsqueeze(0), single.weights.unsqueeze(0))
         return super().alone(labeling, potentials, row)
 
     def reference_loss(self, structure, labeling, target):

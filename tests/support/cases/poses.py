@@ -26,7 +26,7 @@ def all_outputs(structure):
     """As :meth:`Pose.enumerate` lists them, but by plain loops: ``[Y, P, 4]``."""
     parent, (height, width) = structure.parent.tolist(), (structure.height, structure.width)
     kinds = [[(-1, -1)] if up < 0 else list(itertools.product(range(structure.num_types), repeat=2)) for up in parent]
-    nodes = [[(x, y, *k) for y in range(height) for x in range(width) for k in own] for own in kinds]
+    nodes = [[(x, y, *k) for y in range(height) for x in range(width) for k in types] for types in kinds]
     return torch.tensor(list(itertools.product(*nodes)))
 
 
@@ -98,9 +98,9 @@ def pose_reference(problem):
         return np.concatenate([unary, types.ravel(), deformation.ravel()])
 
     for x, y in zip(problem.x.double(), problem.y, strict=True):
-        own = features(x, y)
+        correct = features(x, y)
         result.losses.append(np.array([truncated_distance(structure, o, y) for o in outputs]))
-        result.changes.append(np.stack([features(x, o) - own for o in outputs]))
+        result.changes.append(np.stack([features(x, o) - correct for o in outputs]))
     return result
 
 

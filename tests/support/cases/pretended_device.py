@@ -173,7 +173,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _map(change: Callable[[Any], Any], value: Any) -> Any:
-    """Change the leaves of nested arguments; torch's own ``tree_map`` takes a third of all time."""
+    """Change the leaves of nested arguments; torch's ``tree_map`` takes a third of all time."""
     if isinstance(value, (tuple, list)):
         return type(value)([_map(change, one) for one in value])
     if isinstance(value, dict):
@@ -396,7 +396,7 @@ _PATCHES: dict[str, Any] = {
 
 
 def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
-    """As torch's own, which refuses a parameter that a graph or a view refers to; moves to real devices do not."""
+    """As torch's method, which refuses a parameter that a graph or a view refers to; moves to real devices do not."""
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
     torch._C._swap_tensor_impl(one, other)

@@ -33,5 +33,5 @@ def plainly(*, batch_size: int = 2, **rules: Any) -> Solver:
 
 def with_solver(**options: Any) -> dict[str, Any]:
     """The options with those of a :class:`Solver` in one."""
-    own = {name: options.pop(name) for name in list(options) if name in Solver.__dataclass_fields__}
-    return {**options, "solver": Solver(**own)} if own else options
+    rules = {name: options.pop(name) for name in list(options) if name in Solver.__dataclass_fields__}
+    return {**options, "solver": Solver(**rules)} if rules else options

@@ -69,10 +69,10 @@ class _Watch:
 
     def end(self) -> None:
         """No program loads what another one stores, and no two store at one place."""
-        for program, own in self.written.items():
+        for program, places in self.written.items():
             for seen in (self.read, self.written):
-                for other, theirs in seen.items():
-                    assert other == program or not np.intersect1d(own, theirs).size, f"programs of {self.name} race"
+                for other, others in seen.items():
+                    assert other == program or not np.intersect1d(places, others).size, f"programs of {self.name} race"
 
 
 @contextmanager

@@ -109,11 +109,11 @@ def spread(size: int, labels: np.ndarray, force: np.ndarray) -> np.ndarray:
     return full
 
 
-def check_found(found: tuple, v: np.ndarray, allowed: np.ndarray, left: Any = None, right: Any = None) -> None:
-    """``found`` is a largest of the allowed pairs."""
+def check_found(entry: tuple, v: np.ndarray, allowed: np.ndarray, left: Any = None, right: Any = None) -> None:
+    """``entry`` is a largest of the allowed pairs."""
     left = np.zeros(len(v)) if left is None else left
     right = np.zeros(v.shape[1]) if right is None else right
-    value, a, b = found
+    value, a, b = entry
     best = brute_force_fmo(v, left, right, allowed)
     assert value == best[0]
     if best[1] < 0:

@@ -40,8 +40,8 @@ def trees(seed, batch=3, longest=5, states=3, axes="shared", ragged=True, intege
     return node, edge, parent, lengths
 
 
-def assert_same(found, expected):
-    for a, b in zip(found, expected, strict=True):
+def assert_same(result, expected):
+    for a, b in zip(result, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
         assert not a.requires_grad

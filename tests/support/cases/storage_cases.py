@@ -57,7 +57,7 @@ class StorageTestCase(ABC):
         truth = reference(problem)
         alphas = [torch.zeros(len(losses), dtype=torch.float64).numpy() for losses in truth.losses]
         for alpha, parts in zip(alphas, truth.parts, strict=True):
-            alpha[abs(parts).sum(1).argmin()] = 1.0  # the target's own output
+            alpha[abs(parts).sum(1).argmin()] = 1.0  # the target
         training = self.train(problem, sweeps=sweeps)
         for rows in self.schedule(problem, seed, 12):
             w = training.weights().numpy()
@@ -129,10 +129,10 @@ class StorageTestCase(ABC):
             change = torch.zeros(len(rows), mass.shape[1] + 1, dtype=torch.float64)
             expected = []
             for b, i in enumerate(rows):
-                columns, own = explicit.columns(i), explicit.masses(i)
-                there = [c for c in range(len(own)) if c > 0 or own[0] > 0.0]
+                columns, masses = explicit.columns(i), explicit.masses(i)
+                there = [c for c in range(len(masses)) if c > 0 or masses[0] > 0.0]
                 assert valid[b].nonzero().flatten().tolist() == there
-                assert mass[b, : len(own)].tolist() == pytest.approx(own.tolist(), abs=1e-12)
+                assert mass[b, : len(masses)].tolist() == pytest.approx(masses.tolist(), abs=1e-12)
                 assert scores[b, there].tolist() == pytest.approx((columns @ truth.changes[i] @ w)[there], abs=1e-8)
                 assert losses[b, there].tolist() == pytest.approx((columns @ truth.losses[i])[there], abs=1e-8)
                 known = explicit.outputs[i].index(corner[b]) + 1 if corner[b] in explicit.outputs[i] else 0
@@ -143,8 +143,8 @@ class StorageTestCase(ABC):
                 wanted[-1] += 0.1
                 change[b, atoms] = wanted / wanted.sum()
                 change[b, :-1] -= mass[b]
-                own = change[b].numpy()
-                delta = own[: len(columns)] @ columns + own[-1] * np.eye(len(truth.losses[i]))[corner[b]]
+                changed = change[b].numpy()
+                delta = changed[: len(columns)] @ columns + changed[-1] * np.eye(len(truth.losses[i]))[corner[b]]
                 expected.append(delta @ truth.changes[i] / n)
             combined, direct = stored.combine(change, result)
             gradients = [g.detach() for g in potentials.adjoint(combined)]
@@ -222,7 +222,7 @@ class StorageTestCase(ABC):
         assert expected <= training.dual.storage.nbytes() <= 1.3 * expected + 400
 
     def test_lengths_may_grow_and_shrink(self):
-        """Batches come with the padding of their own longest example, in any order."""
+        """Batches are padded to their longest example, in any order."""
         for shared in (True, False):
             problem = chain(5, n=6, longest=4, states=2, shared=shared)
             problem.lengths = torch.tensor([1, 2, 4, 3, 1, 2])

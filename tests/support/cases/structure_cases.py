@@ -79,8 +79,8 @@ class StructureTestCase(LabelingsTestCase):
 
     def one(self, labeling: Any, potentials: Potentials, row: int) -> Any:
         """The labeling or target of one example, without batch axis and padding."""
-        own = labeling[row]
-        return own if potentials.lengths is None else own[: int(potentials.lengths[row])]
+        labels = labeling[row]
+        return labels if potentials.lengths is None else labels[: int(potentials.lengths[row])]
 
     def alone(self, labeling: Any, potentials: Potentials, row: int) -> Any:
         """The target of one example as a batch of one, cropped."""
@@ -116,8 +116,8 @@ class StructureTestCase(LabelingsTestCase):
         length = potentials.lengths[row : row + 1]
         tensors = {}
         for name, tensor in potentials.tensors.items():
-            own = tensor[row : row + 1]
-            tensors[name] = own[:, : int(length) + potentials.ragged[name]] if name in potentials.ragged else own
+            single = tensor[row : row + 1]
+            tensors[name] = single[:, : int(length) + potentials.ragged[name]] if name in potentials.ragged else single
         return Potentials(tensors, length, ragged=potentials.ragged)
 
     def with_padding(self, potentials: Potentials, value: Callable[[Tensor], Any]) -> Potentials:
@@ -173,8 +173,8 @@ class StructureTestCase(LabelingsTestCase):
         assert result.dtype == torch.float64
         name, there = next(iter(potentials.tensors)), structure._state_parts[1]
         best = structure.decode(potentials)
-        own = conform(structure.parts(best), potentials, "parts")[name] == there
-        assert not bool((result[own] < 0).any()), "an output's own states are as good as others"
+        shown = conform(structure.parts(best), potentials, "parts")[name] == there
+        assert not bool((result[shown] < 0).any()), "the states of the best output are as good as others"
         potentials = potentials.replace({key: tensor.double() for key, tensor in potentials.tensors.items()})
         together = potentials.replace({**potentials.tensors, name: result})
         for row in range(batch):
@@ -269,11 +269,11 @@ class StructureTestCase(LabelingsTestCase):
     def test_the_score_is_the_inner_product_with_the_parts(self, seed, batch):
         structure, potentials, _ = self.setting(seed, batch)
         cropped = [self.cropped(potentials, row).tensors for row in range(batch)]
-        own = [{name: tensor[0] for name, tensor in tensors.items()} for tensors in cropped]
+        tensors_of = [{name: tensor[0] for name, tensor in tensors.items()} for tensors in cropped]
         for labeling in structure.enumerate(potentials):
             score = self.score(structure, potentials, labeling)
             for row in range(batch):
-                expected = self.reference_score(own[row], self.one(labeling, potentials, row))
+                expected = self.reference_score(tensors_of[row], self.one(labeling, potentials, row))
                 assert float(score[row]) == pytest.approx(expected, abs=1e-10)
 
     @pytest.mark.every_variant
@@ -290,8 +290,8 @@ class StructureTestCase(LabelingsTestCase):
             parts = conform(structure.parts(labeling), potentials, "parts")
             torch.testing.assert_close(inner({name: parts[name] for name in delta}, delta) + constant, loss.double())
             for row in range(batch):
-                own = self.one(labeling, potentials, row), self.one(target, potentials, row)
-                assert float(loss[row]) == pytest.approx(self.reference_loss(structure, *own), abs=1e-12)
+                pair = self.one(labeling, potentials, row), self.one(target, potentials, row)
+                assert float(loss[row]) == pytest.approx(self.reference_loss(structure, *pair), abs=1e-12)
 
     @examples(10)
     @given(seed=SEEDS, batch=BATCHES)
@@ -323,10 +323,10 @@ class StructureTestCase(LabelingsTestCase):
         together = as_decoding(structure.argmax(potentials)).labeling
         augmented = as_decoding(structure.augmented_argmax(potentials, target)).labeling
         for row in range(batch):
-            cropped, own = self.cropped(potentials, row), self.alone(target, potentials, row)
+            cropped, alone = self.cropped(potentials, row), self.alone(target, potentials, row)
             single = as_decoding(structure.argmax(cropped)).labeling
             assert torch.equal(self.one(single, cropped, 0), self.one(together, potentials, row))
-            single = as_decoding(structure.augmented_argmax(cropped, own)).labeling
+            single = as_decoding(structure.augmented_argmax(cropped, alone)).labeling
             assert torch.equal(self.one(single, cropped, 0), self.one(augmented, potentials, row))
 
     @pytest.mark.every_variant
