@@ -322,10 +322,10 @@ def _row_products(a: Tensor, b: Tensor) -> Tensor:
 @njit_fastmath
 def _inner(a: Any, b: Any, total: Any) -> None:
     for i in range(a.shape[0]):
-        x, y, found = a[i], b[i if b.shape[0] > 1 else 0], 0.0
+        x, y, product = a[i], b[i if b.shape[0] > 1 else 0], 0.0
         for k in range(a.shape[1]):
-            found += x[k] * y[k]
-        total[i] = found
+            product += x[k] * y[k]
+        total[i] = product
 
 
 def scale(parts: Parts, factors: Tensor) -> Parts:

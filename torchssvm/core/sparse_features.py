@@ -63,8 +63,8 @@ def padded_lists(start: Tensor, count: Tensor, columns: Tensor, values: Tensor |
         zeros = None if values is None else torch.zeros(there.shape, dtype=values.dtype)
         return SparseFeatures(torch.full(there.shape, -1), zeros)
     at = torch.where(there, start.unsqueeze(-1) + within, 0)
-    found = torch.where(there, columns[at].long(), -1)
-    return SparseFeatures(found, None if values is None else torch.where(there, values[at], 0.0))
+    chosen = torch.where(there, columns[at].long(), -1)
+    return SparseFeatures(chosen, None if values is None else torch.where(there, values[at], 0.0))
 
 
 def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[list[tuple[str, float]]]:
@@ -314,12 +314,12 @@ class TokenLists(NamedTuple):
             values = self.values.detach()
         products = values.new_empty(batch, longest, longest)
         sizes = torch.bincount(self.token // longest, minlength=batch).tolist()
-        tokens, columns, held = (t.split(sizes) for t in (self.token, self.columns, values))
+        tokens, columns, numbers = (t.split(sizes) for t in (self.token, self.columns, values))
         for b in range(batch):
             own, place = columns[b].unique(return_inverse=True)
             x = values.new_zeros(longest, len(own))
             # A column may occur twice in a list; CUDA sorts the places and adds in a fixed order.
-            x.index_put_((tokens[b] - b * longest, place), held[b], accumulate=True)
+            x.index_put_((tokens[b] - b * longest, place), numbers[b], accumulate=True)
             torch.mm(x, x.t(), out=products[b])
         return products
 

@@ -210,7 +210,7 @@ def make_trainer(
                 seed=rules.seed,
                 round_visits=rules.round_visits,
                 adapter=choice.adapter,
-                held=packed,
+                earlier=packed,
             )
         else:
             order, lengths = rules.order, lengths_of(dataset)

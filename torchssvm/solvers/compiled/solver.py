@@ -74,7 +74,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         round_visits: Of several processes, the visits that each makes between two exchanges; None chooses it by the
             sizes of weights and examples.
         adapter: The compiled form of the head, from :func:`torchssvm.solvers.choose`.
-        held: An earlier loop, and the place ``[n]`` int64 that each example had in it, -1 for the examples of
+        earlier: An earlier loop, and the place ``[n]`` int64 that each example had in it, -1 for the examples of
             ``batches``.
 
     Raises:
@@ -109,7 +109,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         seed: int = 0,
         round_visits: int | None = None,
         adapter: HeadAdapter | None = None,
-        held: tuple[CompiledBCFW, Tensor] | None = None,
+        earlier: tuple[CompiledBCFW, Tensor] | None = None,
     ) -> None:
         self.direction: Any = direction if direction is not None else FrankWolfe()
         self.oracle: Any = oracle if oracle is not None else MaxOracle()
@@ -132,7 +132,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._made = 0  # visits of the last call
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
         self.head, self.dual = head, dual
-        dual.ranks.run_on_all(lambda: self._read(batches, held))
+        dual.ranks.run_on_all(lambda: self._read(batches, earlier))
         dual.ranks.check_same(round_visits=size)
         rows, pairs = int(self.examples.length.max()), int(self.examples.pair_rows.max())
         states, weights = adapter.num_states, adapter.weights
@@ -152,13 +152,13 @@ class CompiledBCFW(DualTrainer, Stateful):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
         self._rounds = Rounds(self, size) if dual.ranks else None
 
-    def _read(self, batches: Iterable[Batch], held: tuple[CompiledBCFW, Tensor] | None) -> None:
+    def _read(self, batches: Iterable[Batch], earlier: tuple[CompiledBCFW, Tensor] | None) -> None:
         adapter, dual = self._adapter, self.dual
         validate_weights(adapter, dual, self._layout, begun=False)
         before = None
-        if held is not None:
-            adapter.carries |= held[0]._adapter.carries
-            before = staying(adapter, held[0].piece, held[1])
+        if earlier is not None:
+            adapter.carries |= earlier[0]._adapter.carries
+            before = staying(adapter, earlier[0].piece, earlier[1])
         self.examples, self.piece = pack(adapter, dual, batches, before)
         self._targets, self._lengths = self.piece.targets, self.piece.lengths
         self._validate_blocks()
