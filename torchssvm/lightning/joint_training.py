@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import as_number, check_number, check_share, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import apply_features, evaluating
-from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.structure import Structure
@@ -215,9 +214,10 @@ class JointRun:
         extracted = apply_features(cast(nn.Module, module.features), batch.x, batch.lengths)
         potentials = module.potentials_of(extracted, batch.lengths)
         loss = self._loss(potentials, batch.y)
-        if not module.trainer.current_epoch:
-            target = module.structure.check_target(batch.y, potentials)
-            module.structure._check_chosen(batch.y, target, potentials.index)  # which the second stage needs
+        structure = module.structure
+        if not module.trainer.current_epoch and type(structure)._check_chosen is not Structure._check_chosen:
+            target = structure.check_target(batch.y, potentials)  # the loss may sum over hidden parts, BCFW cannot
+            structure._check_chosen(batch.y, target, potentials.index)
         squares = [parameter.square().sum() for parameter in module.head.parameters()]
         value = share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares)
         module.manual_backward(value / together)
@@ -252,18 +252,15 @@ class JointRun:
         if not (loaders := _validation_loaders(module.trainer)):
             rank_zero_info("no validation data: the solved head is kept, and not compared with the joint one")
             return
-        random, solved = RandomState(), [parameter.detach().clone() for parameter in module.head.parameters()]
+        random, weights = RandomState(), list(module.head.parameters())
         solved_loss = _validate(module, loaders)
-        kept = "solved"  # also where an interrupt ends the validation
-        try:
-            write(self.weights, module.head.parameters())
+        with weights_kept(weights):
+            write(self.weights, weights)
             joint_loss = _validate(module, loaders)
-            kept = "joint" if joint_loss < solved_loss else "solved"
-        finally:
-            if kept == "solved":
-                with undisturbed():
-                    write(solved, module.head.parameters())
-                    module.dual.remember_weights()  # the same bits
+        module.dual.remember_weights()  # the same bits
+        kept = "joint" if joint_loss < solved_loss else "solved"
+        if kept == "joint":
+            write(self.weights, weights)
         self.choice = choice = HeadChoice(kept, joint_loss, solved_loss)
         random.restore()
         rank_zero_info(str(choice))

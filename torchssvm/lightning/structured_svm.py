@@ -180,8 +180,7 @@ class StructuredSVM(Predicting):
         """Let the compiled loop visit these examples, or so many that it draws."""
         loop, optimizer = self.compiled_loop(), self.optimizer_of(bcfw=True)
         assert loop is not None
-        if self.features is not None and self.features.training:
-            self.features.eval()
+        self._rest()
         optimizer.zero_grad()
         self.dual.mailbox.put(ProposedVisits(loop, visits))
         optimizer.step()
