@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -189,14 +188,6 @@ class JointRun:
         self.choice, self._ended = None, False
         if not resumed:
             self.weights = None
-
-    @contextmanager
-    def starting_head(self, module: Predicting) -> Iterator[None]:
-        """Keep the head's weights while BCFW is made, which sets the head to the weights of a new dual."""
-        weights = list(module.head.parameters())
-        with weights_kept(weights):
-            write(map(torch.zeros_like, weights), weights)
-            yield
 
     def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
         """One step on network and head, and their learning rate."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -166,11 +166,10 @@ class Predicting(Resumable):
         check_trainer(self.trainer)
         return []
 
-    def zero_if_resumed(self) -> None:
-        """Zero the head of a resumed fit, for a new optimizer: the weights of the checkpoint are loaded next."""
-        if self._run.resume is not None:
-            for parameter in self.head.parameters():
-                nn.init.zeros_(parameter)
+    def zero_head(self) -> None:
+        """Zero the head for a new optimizer, which begins at zero weights."""
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
 
     def _rest(self) -> None:
         if self.features is not None:
@@ -219,6 +218,16 @@ class Predicting(Resumable):
         """Raise ValueError, once a fit, if padding changes the features of ids."""
         if self.features is not None and not self._run.looked:
             self._run.looked = check_padded_ids(self.features, batch.x, batch.lengths)
+
+    def extracted(self, loader: Iterable[Any]) -> Iterator[Batch]:
+        """The batches of a loader with features in the place of ``x``, in the trainer's precision."""
+        precision = self.trainer.precision_plugin
+        for batch in loader:
+            batch = precision.convert_input(as_batch(batch))
+            with precision.forward_context():
+                self.look_at_padding(batch)
+                x = self.extract(batch.x, batch.lengths)
+            yield batch.replace(x=x)
 
     def potentials_of(self, extracted: Any, lengths: Tensor | None) -> Potentials:
         """The head's potentials, in full precision."""

@@ -29,7 +29,7 @@ from torchssvm.lightning.refusals import training_modes
 from torchssvm.lightning.training_batches import EpochPart, exact_pass_loader, own_draws
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.certificate import Certificate, weights_kept
 from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
@@ -247,9 +247,9 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.rules.storage),
             memory_limit=self.solver.memory_limit,
         )
-        if stages is None:
-            self.zero_if_resumed()
-        with stages.starting_head(self) if stages else nullcontext():
+        with weights_kept(list(self.head.parameters())) if stages else nullcontext():
+            if stages or resume:  # the weights of a checkpoint are loaded next
+                self.zero_head()
             parameters = groups(self.head, check_bounds(self.head, self.solver.bounds))
             optimizers: list[Optimizer] = [BCFW(parameters, dual, line_search=self.rules.line_search)]
         batches = run.batches
