@@ -58,7 +58,7 @@ class Ranks:
 
     @classmethod
     def here(cls) -> Ranks:
-        """Those of the default process group, if it has been initialised."""
+        """The ranks of the default process group, if it has been initialised."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,6 +20,7 @@ from torchssvm.core.random_state import RandomState
 from torchssvm.core.structure import Structure
 from torchssvm.lightning.fit import InPrecision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
+from torchssvm.lightning.trainer_internals import validation_loaders
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
@@ -194,7 +195,7 @@ class JointRun:
         joint, optimizer, batches = self.joint, module.optimizer_of(bcfw=False), module.trainer.num_training_batches
         assert self._loss is not None
         place = batch_idx % joint.accumulate
-        together = min(joint.accumulate, int(batches) - batch_idx + place)  # the last step of an epoch has what is left
+        together = min(joint.accumulate, int(batches) - batch_idx + place)  # fewer in an epoch's last step
         if not place:
             done = (module.trainer.current_epoch + batch_idx / batches) / joint.epochs
             for group in optimizer.param_groups:
@@ -240,7 +241,7 @@ class JointRun:
                 "certificate"
             )
             return
-        if not (loaders := _validation_loaders(module.trainer)):
+        if not (loaders := validation_loaders(module.trainer)):
             rank_zero_info("no validation data: the solved head is kept, and not compared with the joint one")
             return
         random, weights = RandomState(), list(module.head.parameters())
@@ -273,18 +274,6 @@ def _clip(module: Predicting) -> None:
     """Put the head's weights within their bounds."""
     if (box := module.dual.box).has_bounds:
         write(box.clip([parameter.detach() for parameter in module.head.parameters()]), module.head.parameters())
-
-
-def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
-    """The loaders of validation and how many batches of each are used; empty without validation."""
-    if not trainer.enable_validation:
-        return []
-    if trainer.val_dataloaders is None:
-        trainer.fit_loop.epoch_loop.val_loop.setup_data()
-    if (given := trainer.val_dataloaders) is None:
-        return []
-    loaders = CombinedLoader(given, "sequential").flattened
-    return [pair for pair in zip(loaders, trainer.num_val_batches, strict=True) if pair[1]]
 
 
 def _validate(module: Predicting, loaders: list[tuple[Any, int | float]]) -> float:

@@ -37,13 +37,14 @@ def _entry(thing: Any) -> dict[str, Any]:
 
 def _read(path: Any, weights_only: bool) -> dict[str, Any]:
     """The checkpoint; a file is memory-mapped, so that only the entries in use are read."""
-    if isinstance(path, str | Path) and Path(path).is_file():
-        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+    options: dict[str, Any] = {"map_location": "cpu", "weights_only": weights_only}
     if isinstance(path, str | Path):
+        if Path(path).is_file():
+            return torch.load(path, mmap=True, **options)
         with get_filesystem(path).open(str(path), "rb") as file:
-            return torch.load(file, map_location="cpu", weights_only=weights_only)
+            return torch.load(file, **options)
     start = path.tell()
-    checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
+    checkpoint = torch.load(path, **options)
     path.seek(start)
     return checkpoint
 

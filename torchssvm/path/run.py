@@ -186,7 +186,7 @@ def start_at_largest_lam(
     Args:
         dual: A dual without steps; its ``lam`` is replaced.
         tolerance: kappa epsilon; positive, or ``Relative(share)``.
-        optimizer: That of the dual, with bounds; None is one without.
+        optimizer: The dual's optimizer, which may have bounds; None makes one without.
 
     Returns:
         An upper bound of the gap at ``dual.lam``, which is now lambda^infinity: ``tolerance``, up to rounding, where
@@ -296,7 +296,7 @@ class PathRun(Stateful):
     depends on.
 
     Attributes:
-        trainer: That of all breakpoints, by the solver that was chosen.
+        trainer: Trains the head at every breakpoint, by the chosen solver.
         dual: The dual at the last breakpoint.
         progress: The line that follows the run; None at first.
 

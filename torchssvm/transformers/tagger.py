@@ -241,7 +241,7 @@ class StructuredTagger(PreTrainedModel):
             module.reset_parameters()
 
     def train(self, mode: bool = True) -> StructuredTagger:
-        """As in torch; what is frozen of the encoder stays in evaluation mode."""
+        """As in torch; frozen layers of the encoder stay in evaluation mode."""
         super().train(mode)
         if self.config.freeze_encoder:
             self.encoder.eval()
@@ -281,7 +281,7 @@ class StructuredTagger(PreTrainedModel):
                 label of -100 at a word is unknown: the loss sums over all labels that the word may have. Without
                 either, every piece is a word, but for padding and the special pieces whose ids ``config.encoder``
                 names.
-            **inputs: Those of the encoder.
+            **inputs: Other arguments of the encoder.
 
         Raises:
             ValueError: Neither is given while training, ``labels`` have another shape or dtype, or a row has no word.
