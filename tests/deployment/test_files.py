@@ -8,28 +8,22 @@ import textwrap
 
 import pytest
 import torch
+from cases import every_head
 from torch import nn
 
 from torchssvm import (
     Chain,
     LinearArcs,
     LinearChain,
-    LinearEdges,
-    LinearGraph,
     LinearMulticlass,
-    LinearMultilabel,
     LinearRanking,
-    LinearSegments,
-    LinearTree,
     Multiclass,
     Multilabel,
-    Segments,
     SparseFeatures,
     SparseLinearChain,
     SparseLinearMultilabel,
 )
 from torchssvm.deployment import Decoder, load_head, load_model, save_model
-from torchssvm.structures import Forest, LinearForest
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.multilabel import MessagePassing
 
@@ -37,24 +31,11 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 
 ALLOWED = Transitions(torch.ones(4, 4).bool(), first=torch.tensor([True, True, False, True]))
-HEADS = {
-    "chain": lambda: LinearChain(5, 4),
-    "chain of rules": lambda: LinearChain(
-        5, 4, bias=False, structure=Chain(4, normalize=False, class_weight=torch.rand(4), transitions=ALLOWED)
-    ),
-    "chain by position": lambda: LinearChain(5, 4, positions=6, boundary=False),
+RULES = {"class_weight": torch.rand(4), "transitions": ALLOWED}
+HEADS = every_head.HEADS | {
+    "chain of rules": lambda: LinearChain(5, 4, bias=False, structure=Chain(4, normalize=False, **RULES)),
     "lists": lambda: SparseLinearChain(50, 4),
-    "classes": lambda: LinearMulticlass(
-        5, 3, structure=Multiclass(3, torch.tensor([[0.0, 1, 2], [1, 0, 1], [2, 1, 0]]))
-    ),
-    "segments": lambda: LinearSegments(5, 4, 6, structure=Segments(4, 6, boundary=True, min_duration=[1, 2, 1, 3])),
-    "tree": lambda: LinearTree(5, 4, [-1, 0, 0]).double(),
-    "label sets": lambda: LinearMultilabel(5, 6, structure=Multilabel(6, decoder=MessagePassing(50))),
     "branch and bound": lambda: SparseLinearMultilabel(20, 3),
-    "cuts": lambda: LinearGraph(3, 2),
-    "parsing": lambda: LinearArcs(30),
-    "matchings": lambda: LinearEdges(4),
-    "forests": lambda: LinearForest(3, 2, 4, structure=Forest(4, torch.rand(4).double())),
     "half": lambda: LinearChain(5, 4).half(),
     "bfloat16": lambda: SparseLinearChain(50, 4).bfloat16(),
 }

@@ -20,14 +20,12 @@ class Opposite:
     def is_small(self, numbers):
         return True
 
-    def gather(self, message):
-        other, direction = message.clone(), 1 + len(Figures._fields)
-        other[direction:] *= self.factor
-        other[1] = 0.0
-        return torch.stack([message, other])
-
-    def raise_if_refused(self, refused):
-        pass
+    def share(self, action, length):
+        result, told = action()
+        other = told.clone()
+        other[len(Figures._fields) :] *= self.factor
+        other[0] = 0.0
+        return result, torch.stack([told, other])
 
 
 def test_the_length_of_directions_that_cancel_is_not_negative():

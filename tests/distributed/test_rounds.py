@@ -79,11 +79,17 @@ def test_one_example_of_each_process_is_a_batch_of_one_process(small, kind, stor
 
 @pytest.mark.slow
 def test_rows_are_exchanged_where_they_are_few(in_slices):
-    def train(rank, sparse):
-        if not sparse:  # in this process alone
+    def train(rank, sparse):  # patches are of this process alone
+        sizes, exchange = [], ranks_module.Ranks.exchange
+
+        def counted(self, rows, sent, received):
+            sizes.append((sum(sent) - sent[rank]) * rows[:1].nbytes)
+            return exchange(self, rows, sent, received)
+
+        ranks_module.Ranks.exchange = counted
+        if not sparse:
             Exchange._counts = lambda self, gradient: torch.full((3,), -1.0, dtype=torch.float64)
-        seen, _, training = rounds_of(lists(), [rank], {})
-        return seen, training.optim._exchange.sent
+        return rounds_of(lists(), [rank], {})[0], sum(sizes)
 
     rounds_of(lists(), range(3), {})
     (rows, few), (dense, many) = (in_processes(3, lambda rank, s=s: train(rank, s))[0] for s in (True, False))

@@ -9,7 +9,7 @@ import stat
 import uuid
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -128,14 +128,10 @@ def _name_again(path: Path, second: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush renames to the disk, if the system can open folders."""
-    try:
+    """Flush renames to the disk, where the file system can do so for a folder."""
+    with suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(opened)
-    except OSError:  # not supported by every file system
-        pass
-    finally:
-        os.close(opened)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -12,7 +12,7 @@ from typing import Any
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _SIGNALS = [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]
 
-# The C functions below those of `signal`, which make enums of numbers: a step comes here several times.
+# The C functions: those of `signal` make enums of numbers, which takes time in every step.
 _c = sys.modules.get("_signal", signal)
 _handler_of, _set_handler = _c.getsignal, _c.signal
 

@@ -58,7 +58,7 @@ class Ranks:
 
     @classmethod
     def here(cls) -> Ranks:
-        """Those of the default process group, if it has been initialised."""
+        """The ranks of the default process group, if it has been initialised."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
@@ -145,22 +145,20 @@ class Ranks:
         try:
             result, message[1:] = action()
         except Exception as error:
-            message[0] = 1.0
-            self.refuse(error, message)
+            self.refuse(error, length)
         every = self.gather(message)
-        self.raise_if_refused(every[:, 0])
+        self._raise_if_refused(every[:, 0])
         return result, every[:, 1:]
 
-    def refuse(self, error: Exception, message: Tensor | None = None) -> NoReturn:
-        """Tell the others, who call :meth:`raise_if_refused`, that this rank refuses, and raise ``error``.
-
-        ``message`` is what they gather at this moment, with 1 in its first number; None is that number alone.
-        """
+    def refuse(self, error: Exception, length: int) -> NoReturn:
+        """Tell the others, who :meth:`share` ``length`` numbers at this moment, that this rank refuses."""
+        message = torch.zeros(1 + length, dtype=torch.float64)
+        message[0] = 1.0
         with suppress(RankError):
-            self.raise_if_refused(self.gather(torch.ones(1) if message is None else message).flatten(1)[:, 0], error)
+            self._raise_if_refused(self.gather(message)[:, 0], error)
         raise error
 
-    def raise_if_refused(self, refused: Tensor, error: Exception | None = None) -> None:
+    def _raise_if_refused(self, refused: Tensor, error: Exception | None = None) -> None:
         """Raise RankError if a rank ``refused``, ``[P]``; ``error`` is the reason of this rank."""
         where = refused.nonzero().flatten().tolist()
         if not where:

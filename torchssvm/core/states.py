@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -58,25 +58,22 @@ def check_entries(state: Any, wanted: dict[str, Any], where: str) -> None:
     if not isinstance(state, dict) or state.keys() != wanted.keys():
         raise damaged(f"{where} does not have the entries {list(wanted)}")
     for name, entry in wanted.items():
-        _check_entry(state[name], entry, f"{where}[{name!r}]")
+        value = state[name]
+        if _fits(value, entry):
+            continue
+        if isinstance(value, str | int | float) and not isinstance(entry, type | Numbers | list):
+            raise ValueError(f"the checkpoint is of another problem: {where}[{name!r}] is {value}, and must be {entry}")
+        raise damaged(f"{where}[{name!r}]")
 
 
-def _check_entry(value: Any, wanted: Any, where: str) -> None:
-    match wanted:
-        case type():
-            fits = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
-        case Numbers():
-            fits = wanted.fit(value)
-        case list():
-            fits = isinstance(value, list) and len(value) == len(wanted)
-            for place, (item, inner) in enumerate(zip(value, wanted, strict=True) if fits else ()):
-                _check_entry(item, inner, f"{where}[{place}]")
-        case _:
-            fits = type(value) is type(wanted) and value == wanted
-            if not fits and isinstance(value, str | int | float):
-                raise ValueError(f"the checkpoint is of another problem: {where} is {value}, and must be {wanted}")
-    if not fits:
-        raise damaged(where)
+def _fits(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, type):
+        return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    if isinstance(wanted, Numbers):
+        return wanted.fit(value)
+    if isinstance(wanted, list):
+        return isinstance(value, list) and len(value) == len(wanted) and all(map(_fits, value, wanted))
+    return type(value) is type(wanted) and bool(value == wanted)
 
 
 def damaged(where: str) -> ValueError:
@@ -151,7 +148,7 @@ class Stateful(ABC):
     def part_of_state(self, state: dict[str, Any], own: range | Tensor) -> dict[str, Any]:
         """The state of some examples, a range or places ``[m]`` int64, from the state of all."""
         rows: Any = slice(own.start, own.stop) if isinstance(own, range) else own
-        part = {**state, **{name: _each(state[name], lambda tensor: tensor[rows]) for name in self.per_example}}
+        part = {**state, **{name: _rows(state[name], rows) for name in self.per_example}}
         part |= {name: each.part_of_state(state[name], own) for name, each in self._nested().items()}
         return with_seal(part) if "seal" in part else part
 
@@ -163,11 +160,11 @@ class Stateful(ABC):
         return with_seal(whole) if "seal" in whole else whole
 
 
-def _each(value: Any, act: Callable[[Tensor], Tensor]) -> Any:
-    """``act`` on a tensor, or on each tensor of a list; None stays None."""
+def _rows(value: Any, rows: Any) -> Any:
+    """The rows of a tensor, or of each tensor of a list; None stays None."""
     if isinstance(value, list):
-        return [act(tensor) for tensor in value]
-    return value if value is None else act(value)
+        return [tensor[rows] for tensor in value]
+    return None if value is None else value[rows]
 
 
 def _joined(values: list[Any]) -> Any:
@@ -252,11 +249,6 @@ def copied(values: Sequence[Tensor]) -> list[Tensor]:
     return [value.detach().clone() for value in values]
 
 
-def seal(state: Any) -> int:
-    """CRC-32 of nested dicts, lists and tensors, independent of the device."""
-    return _add(state, 0)
-
-
 def with_seal(state: dict[str, Any]) -> dict[str, Any]:
     """The state with a checksum of its entries."""
     return {**state, "seal": seal({name: value for name, value in state.items() if name != "seal"})}
@@ -274,17 +266,18 @@ def check_seal(state: Any, form: int, where: str) -> None:
         raise ValueError(f"the checkpoint is damaged: {where} does not match its checksum. Load an earlier checkpoint")
 
 
-def _add(value: Any, crc: int) -> int:
+def seal(value: Any, crc: int = 0) -> int:
+    """CRC-32 of nested dicts, lists and tensors, independent of the device; it goes on from ``crc``."""
     if isinstance(value, Tensor):
         array = value.detach().cpu().contiguous()
-        crc = _add(f"{array.dtype} {list(array.shape)}", crc)
+        crc = seal(f"{array.dtype} {list(array.shape)}", crc)
         return zlib.crc32(array.view(-1).view(torch.uint8).numpy().data, crc) if array.numel() else crc
     if isinstance(value, dict):
         for name in sorted(value):
-            crc = _add(value[name], _add(name, crc))
+            crc = seal(value[name], seal(name, crc))
         return crc
     if isinstance(value, list | tuple):
         for item in value:
-            crc = _add(item, crc)
-        return _add(len(value), crc)
+            crc = seal(item, crc)
+        return seal(len(value), crc)
     return zlib.crc32(repr(value).encode(), crc)

@@ -37,8 +37,8 @@ class UnitRows(nn.Module):
     Rows of zeros stay. Lists name a column once, as in a scipy sparse matrix.
 
     Args:
-        shift: ``[F]``, what is subtracted from the columns before; None is nothing.
-        scale: ``[F]``, what they are multiplied by after that; None is 1.
+        shift: ``[F]``, subtracted from the columns first; None is 0.
+        scale: ``[F]``, multiplies them after that; None is 1.
 
     Example:
         >>> UnitRows()(torch.tensor([[3.0, 4.0]]))
@@ -92,7 +92,7 @@ def describe(thing: Any) -> Recipe | None:
     try:
         recipe = _describe(thing)
         same = rebuild(recipe)
-    except (_Unknown, AttributeError, RuntimeError, TypeError, ValueError):  # attributes were changed by hand
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # attributes were changed by hand
         return None
     if isinstance(thing, nn.Module) and _layout(thing) != _layout(same):
         return None
@@ -113,13 +113,9 @@ def rebuild(recipe: Any) -> Any:
     return made.to(dtype) if isinstance(made, nn.Module) and isinstance(dtype, torch.dtype) else made
 
 
-class _Unknown(Exception):
-    """The object is not of a class that is made again."""
-
-
 def _describe(thing: Any) -> Recipe:
     if _CLASSES.get(type(thing).__name__) is not type(thing):
-        raise _Unknown
+        raise TypeError(f"{type(thing).__name__} is no class of this package")
     arguments = thing.constructor_arguments() if hasattr(thing, "constructor_arguments") else {}
     for name in inspect.signature(type(thing)).parameters:
         if name not in arguments:
@@ -278,8 +274,8 @@ def save_model(
 def load_head(path: str | os.PathLike[str]) -> SavedModel:
     """Head, structure, labels and vocabulary from a file of :func:`save_model`.
 
-    For structures that :class:`Decoder` does not take: ``decode(x, lengths)`` of what is returned predicts. Nothing in
-    the file is run; only heads and structures of this package are made.
+    For structures that :class:`Decoder` does not take: ``load_head(path).decode(x, lengths)`` predicts. No code of the
+    file is run; only heads and structures of this package are made.
 
     Raises:
         FileNotFoundError: There is no such file.

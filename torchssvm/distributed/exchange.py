@@ -60,7 +60,7 @@ class Round(NamedTuple):
 
 
 class Exchange:
-    """Combines the directions of all ranks, with the same bits on each of them; ``sent`` counts the bytes sent.
+    """Combines the directions of all ranks, with the same bits on each of them.
 
     Every rank solves ``max beta^T v - beta^T G beta / 2`` over ``[0, 1]^P`` with ``G_pq = <d_p, d_q> / lam``.
 
@@ -72,7 +72,6 @@ class Exchange:
 
     def __init__(self, ranks: Ranks, parameters: Sequence[Tensor]) -> None:
         self.ranks = ranks
-        self.sent = 0
         self._like = [p.detach() for p in parameters]
 
     def __call__(
@@ -88,24 +87,21 @@ class Exchange:
         Raises:
             RankError: ``make`` raised an error in another rank, or a rank cannot be reached.
         """
-        ranks, length = self.ranks, 1 + len(Figures._fields)
-        small = _is_small(ranks, self._like)
-        with refusing_on_all(ranks, self._like):
+        small = self.ranks.is_small(sum(p.numel() for p in self._like))
+
+        def tell() -> tuple[list[Tensor], Tensor]:
             gradients, figures = make()
-            message = _message(ranks, self._like)
-            message[1:length] = torch.tensor(figures, dtype=torch.float64)
-            message[length:] = torch.cat([dense(g).reshape(-1) if small else self._counts(g) for g in gradients])
-        table = self._gather(message)
-        ranks.raise_if_refused(table[:, 0])
+            told = torch.cat([dense(g).reshape(-1) if small else self._counts(g) for g in gradients])
+            return gradients, torch.cat([torch.tensor(figures, dtype=torch.float64), told.cpu()])
+
+        gradients, table = self.ranks.share(tell, _length(self.ranks, self._like))
+        every, told = table.split([len(Figures._fields), table.shape[1] - len(Figures._fields)], 1)
         combine = self._in_one_message if small else self._in_slices
-        combined, beta, products = combine(
-            gradients, table[:, length:], lambda gram: solve_box_qp(gram / lam, table[:, 1], _SWEEPS)
-        )
+        combined, beta, products = combine(gradients, told, lambda gram: solve_box_qp(gram / lam, every[:, 0], _SWEEPS))
         separate = float(products.diagonal().sum())
         rho = max(float(products.sum()), 0.0) / separate if separate > 0.0 else 1.0
         squared = max(float(beta @ products @ beta), 0.0)  # directions that cancel leave rounding of either sign
-        figures = _combined(table[:, 1:length], beta, farthest)
-        return Round(combined, float(beta[ranks.rank]), figures, squared, rho)
+        return Round(combined, float(beta[self.ranks.rank]), _combined(every, beta, farthest), squared, rho)
 
     def _in_one_message(
         self, gradients: list[Tensor], every: Tensor, solve: Callable[[Tensor], Tensor]
@@ -130,26 +126,12 @@ class Exchange:
         products = torch.stack([piece.gram() for piece in slices]).sum(0)
         widths = torch.tensor([piece.width for piece in slices], dtype=torch.float64)
         if size <= _FEW:
-            every = self._gather(torch.cat([products.flatten(), widths]))
+            every = self.ranks.gather(torch.cat([products.flatten(), widths]))
             products, widths = sum_in_order(every[:, : size * size]).view(size, size), every[:, size * size :]
         else:
-            products, widths = self._sum(products), self._gather(widths)
+            products, widths = self.ranks.sum(products), self.ranks.gather(widths)
         beta = solve(products)
         return self._collect(slices, beta, widths.to(torch.int64)), beta, products
-
-    def _gather(self, numbers: Tensor) -> Tensor:
-        self.sent += (self.ranks.size - 1) * numbers.numel() * numbers.element_size()
-        return self.ranks.gather(numbers)
-
-    def _sum(self, numbers: Tensor) -> Tensor:
-        each = -(-numbers.numel() // self.ranks.size)
-        self.sent += 2 * (self.ranks.size - 1) * each * numbers.element_size()
-        return self.ranks.sum(numbers)
-
-    def _send(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        away = sum(sent) - sent[self.ranks.rank]
-        self.sent += away * rows[:1].numel() * rows.element_size()
-        return self.ranks.exchange(rows, sent, received)
 
     def _counts(self, gradient: Tensor) -> Tensor:
         """The number of rows for each owner, ``[P]`` float64; -1 for a dense gradient."""
@@ -172,12 +154,14 @@ class Exchange:
         if full := [j for j, some in enumerate(as_rows) if not some]:
             flat = torch.cat([dense(gradients[j]).reshape(-1) for j in full])
             flat = torch.nn.functional.pad(flat, (0, -flat.numel() % size))
-            slices.append(_Slice(self._send(flat.view(size, -1), [1] * size, [1] * size), full))
+            slices.append(_Slice(self.ranks.exchange(flat.view(size, -1), [1] * size, [1] * size), full))
         for j in (j for j, some in enumerate(as_rows) if some):
             sent, received = counts[rank, j].int().tolist(), counts[:, j, rank].int().tolist()
-            rows = self._send(gradients[j].indices()[0], sent, received)
+            rows = self.ranks.exchange(gradients[j].indices()[0], sent, received)
             numbers = gradients[j].values()
-            values = self._send(numbers.flatten(1) if numbers.ndim > 1 else numbers.unsqueeze(1), sent, received)
+            values = self.ranks.exchange(
+                numbers.flatten(1) if numbers.ndim > 1 else numbers.unsqueeze(1), sent, received
+            )
             known, local = rows.unique(return_inverse=True)
             source = torch.repeat_interleave(torch.arange(size), torch.tensor(received)).to(rows.device)
             numbers = values.new_zeros(size, len(known), values.shape[1])
@@ -195,14 +179,14 @@ class Exchange:
         for piece, received in zip(slices, widths.t().tolist(), strict=True):
             part, sent = beta.to(piece.numbers) @ piece.numbers, [piece.width] * size
             if piece.rows is None:
-                flat, at = self._send(part.repeat(size), sent, received), 0
+                flat, at = self.ranks.exchange(part.repeat(size), sent, received), 0
                 for j in piece.parameters:
                     like = self._like[j]
                     combined[j], at = flat[at : at + like.numel()].view(like.shape), at + like.numel()
             else:
                 (j,) = piece.parameters
-                rows = self._send(piece.rows.repeat(size), sent, received)
-                values = self._send(part.view(piece.width, -1).repeat(size, 1), sent, received)
+                rows = self.ranks.exchange(piece.rows.repeat(size), sent, received)
+                values = self.ranks.exchange(part.view(piece.width, -1).repeat(size, 1), sent, received)
                 shape = self._like[j].shape
                 combined[j] = rows_of(rows, values.view(len(rows), *shape[1:]), shape, coalesced=True)
         return [combined[j] for j in range(len(combined))]
@@ -215,21 +199,14 @@ def refusing_on_all(ranks: Ranks, parameters: Sequence[Tensor]) -> Iterator[None
         yield
     except Exception as error:
         if ranks:
-            message = _message(ranks, parameters)
-            message[0] = 1.0
-            ranks.refuse(error, message)
+            ranks.refuse(error, _length(ranks, parameters))
         raise
 
 
-def _is_small(ranks: Ranks, parameters: Sequence[Tensor]) -> bool:
-    """Whether all ranks get the directions of all ranks."""
-    return ranks.is_small(sum(p.numel() for p in parameters))
-
-
-def _message(ranks: Ranks, parameters: Sequence[Tensor]) -> Tensor:
-    """What a rank sends first: whether it refuses; its figures; its direction, or how many rows each rank gets."""
-    numbers = sum(p.numel() for p in parameters) if _is_small(ranks, parameters) else ranks.size * len(parameters)
-    return torch.zeros(1 + len(Figures._fields) + numbers, dtype=torch.float64)
+def _length(ranks: Ranks, parameters: Sequence[Tensor]) -> int:
+    """Numbers that a rank sends first: its figures, and its direction or how many of its rows each rank gets."""
+    weights = sum(p.numel() for p in parameters)
+    return len(Figures._fields) + (weights if ranks.is_small(weights) else ranks.size * len(parameters))
 
 
 @njit

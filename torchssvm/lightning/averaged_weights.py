@@ -11,10 +11,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.core.gradients import evaluating
-from torchssvm.lightning.fit import InPrecision, find_dual, fit_of
+from torchssvm.lightning.fit import certify_by_torch, find_dual, fit_of
 from torchssvm.lightning.training_batches import exact_pass_loader
-from torchssvm.solvers.certificate import Certificate, certify
+from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.running_average import Average, WeightedAverage
 
 
@@ -145,8 +144,8 @@ class AveragedWeights(Callback):
             RuntimeError: Nothing has been averaged.
         """
         loader = exact_pass_loader(fit_of(trainer, pl_module).training_loader)
-        with evaluating(pl_module), self._of_fit().apply():
-            return certify(InPrecision(trainer, pl_module), find_dual(trainer), loader, refresh=False)
+        with self._of_fit().apply():
+            return certify_by_torch(trainer, pl_module, find_dual(trainer), loader, refresh=False)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
+from torchssvm.core.batch import as_batch, fetcher, lengths_of, rows_in_order
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
@@ -84,18 +83,10 @@ def make_loop(module: Any, loader: DataLoader) -> CompiledBCFW:
     return CompiledBCFW(
         module.head,
         module.dual,
-        _batches(module, exact_pass_loader(loader)),
+        module.extracted(exact_pass_loader(loader)),
         direction=module.rules.direction,
         oracle=module.rules.oracle,
         order=order,
         seed=seed,
         round_visits=module.solver.round_visits,
     )
-
-
-def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:
-    for batch in loader:
-        batch = module.trainer.precision_plugin.convert_input(as_batch(batch))
-        with module.trainer.precision_plugin.forward_context():
-            module.look_at_padding(batch)
-            yield batch.replace(x=module.extract(batch.x, batch.lengths))

@@ -15,14 +15,11 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_number, check_object
-from torchssvm.core.batch import as_batch
-from torchssvm.core.gradients import evaluating
-from torchssvm.lightning.fit import Fit, InPrecision, fit_of
+from torchssvm.lightning.fit import Fit, certify_by_torch, fit_of
 from torchssvm.lightning.refusals import refuse_callbacks
 from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.advice import warn_if_far
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.gdmm.reports import FactorwiseCertificate
 from torchssvm.solvers.report import Entry, History
 from torchssvm.solvers.solver import Relative, Schedule, Tolerance, check_tolerance, is_within
@@ -369,24 +366,12 @@ def _read(entry: dict[str, Any]) -> Certificate:
 
 def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit: Fit) -> dict[str, float]:
     """Figures of a head that is trained together with its features: the dual has not taken a step."""
-    dual, loader = fit.dual, exact_pass_loader(fit.training_loader)
-    batches = map(as_batch, map(trainer.precision_plugin.convert_input, loader))
-    with evaluating(pl_module):
-        objective = primal(
-            InPrecision(trainer, pl_module),
-            dual.structure,
-            (batch.replace(index=batch.index - dual.own.start) for batch in batches),
-            dual.lam,
-            parameters=dual.parameters,
-            num_examples=len(dual.own),
-        )
-    sums = dual.ranks.gather(
-        torch.tensor([objective.hinge * len(dual.own), not objective.exact], dtype=torch.float64)
-    ).sum(0)
-    reached = objective.value + float(sums[0]) / dual.num_examples - objective.hinge
-    value = dual.objective(0.0, [torch.zeros_like(p) for p in dual.parameters])
-    figures = {"primal": reached, "dual": value, "gap": reached - value, "exact": float(not sums[1])}
-    return {**figures, "gap_age": 0.0, "passes": 0.0, "oracle_calls": 0.0, "gap_estimate": figures["gap"]}
+    calls = fit.dual.oracle_calls
+    loader = exact_pass_loader(fit.training_loader)
+    certificate = certify_by_torch(trainer, pl_module, fit.dual, loader, refresh=False)
+    fit.dual.oracle_calls = calls
+    figures = {name: float(getattr(certificate, name)) for name in ("primal", "dual", "gap", "exact")}
+    return {**figures, "gap_age": 0.0, "passes": 0.0, "oracle_calls": 0.0, "gap_estimate": certificate.gap}
 
 
 def _is_monitored(trainer: L.Trainer) -> bool:

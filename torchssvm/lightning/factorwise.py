@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -113,10 +112,11 @@ class FactorwiseSVM(Predicting):
         assert run.batches is not None
         if run.batches.gap_sampler is not None:
             raise ValueError("GapBatchSampler does not visit every example in a pass: give the loader shuffle=True")
-        self.zero_if_resumed()
+        if run.resume is not None:  # the weights of the checkpoint are loaded next
+            self.zero_head()
         optimizer = GDMM(
             self.head,
-            self._batches(),
+            self.extracted(exact_pass_loader(self.training_loader)),
             num_examples=n,
             lam=self.lam,
             rule=self.rule,
@@ -127,12 +127,6 @@ class FactorwiseSVM(Predicting):
         if run.resume is not None:
             run.resume.random_here().restore()
         return optimizer
-
-    def _batches(self) -> Iterator[Batch]:
-        for batch in exact_pass_loader(self.training_loader):
-            batch = as_batch(batch)
-            self.look_at_padding(batch)
-            yield batch.replace(x=self.extract(batch.x, batch.lengths))
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """Visit the examples of the batch; the last batch completes the pass."""

@@ -122,12 +122,12 @@ def find_dual(trainer: L.Trainer) -> DualState:
 
 
 def certify_by_torch(
-    trainer: L.Trainer, module: L.LightningModule, dual: DualState, batches: Iterable[Any]
+    trainer: L.Trainer, module: L.LightningModule, dual: DualState, batches: Iterable[Any], *, refresh: bool = True
 ) -> Certificate:
     """Certify the module's weights on its current features, in the trainer's precision."""
     batches = map(trainer.precision_plugin.convert_input, batches)
     with evaluating(module):
-        return certify(InPrecision(trainer, module), dual, batches, refresh=True)
+        return certify(InPrecision(trainer, module), dual, batches, refresh=refresh)
 
 
 class InPrecision(nn.Module):

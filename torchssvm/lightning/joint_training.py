@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchssvm.core.arguments import as_number, check_number, check_share, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import apply_features, evaluating
-from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.structure import Structure
 from torchssvm.lightning.fit import InPrecision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
+from torchssvm.lightning.trainer_internals import validation_loaders
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
@@ -191,20 +190,12 @@ class JointRun:
         if not resumed:
             self.weights = None
 
-    @contextmanager
-    def starting_head(self, module: Predicting) -> Iterator[None]:
-        """Keep the head's weights while BCFW is made, which sets the head to the weights of a new dual."""
-        weights = list(module.head.parameters())
-        with weights_kept(weights):
-            write(map(torch.zeros_like, weights), weights)
-            yield
-
     def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
         """One step on network and head, and their learning rate."""
         joint, optimizer, batches = self.joint, module.optimizer_of(bcfw=False), module.trainer.num_training_batches
         assert self._loss is not None
         place = batch_idx % joint.accumulate
-        together = min(joint.accumulate, int(batches) - batch_idx + place)  # the last step of an epoch has what is left
+        together = min(joint.accumulate, int(batches) - batch_idx + place)  # fewer in an epoch's last step
         if not place:
             done = (module.trainer.current_epoch + batch_idx / batches) / joint.epochs
             for group in optimizer.param_groups:
@@ -215,9 +206,10 @@ class JointRun:
         extracted = apply_features(cast(nn.Module, module.features), batch.x, batch.lengths)
         potentials = module.potentials_of(extracted, batch.lengths)
         loss = self._loss(potentials, batch.y)
-        if not module.trainer.current_epoch:
-            target = module.structure.check_target(batch.y, potentials)
-            module.structure._check_chosen(batch.y, target, potentials.index)  # which the second stage needs
+        structure = module.structure
+        if not module.trainer.current_epoch and type(structure)._check_chosen is not Structure._check_chosen:
+            target = structure.check_target(batch.y, potentials)  # the loss may sum over hidden parts, BCFW cannot
+            structure._check_chosen(batch.y, target, potentials.index)
         squares = [parameter.square().sum() for parameter in module.head.parameters()]
         value = share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares)
         module.manual_backward(value / together)
@@ -249,21 +241,18 @@ class JointRun:
                 "certificate"
             )
             return
-        if not (loaders := _validation_loaders(module.trainer)):
+        if not (loaders := validation_loaders(module.trainer)):
             rank_zero_info("no validation data: the solved head is kept, and not compared with the joint one")
             return
-        random, solved = RandomState(), [parameter.detach().clone() for parameter in module.head.parameters()]
+        random, weights = RandomState(), list(module.head.parameters())
         solved_loss = _validate(module, loaders)
-        kept = "solved"  # also where an interrupt ends the validation
-        try:
-            write(self.weights, module.head.parameters())
+        with weights_kept(weights):
+            write(self.weights, weights)
             joint_loss = _validate(module, loaders)
-            kept = "joint" if joint_loss < solved_loss else "solved"
-        finally:
-            if kept == "solved":
-                with undisturbed():
-                    write(solved, module.head.parameters())
-                    module.dual.remember_weights()  # the same bits
+        module.dual.remember_weights()  # the same bits
+        kept = "joint" if joint_loss < solved_loss else "solved"
+        if kept == "joint":
+            write(self.weights, weights)
         self.choice = choice = HeadChoice(kept, joint_loss, solved_loss)
         random.restore()
         rank_zero_info(str(choice))
@@ -285,18 +274,6 @@ def _clip(module: Predicting) -> None:
     """Put the head's weights within their bounds."""
     if (box := module.dual.box).has_bounds:
         write(box.clip([parameter.detach() for parameter in module.head.parameters()]), module.head.parameters())
-
-
-def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
-    """The loaders of validation and how many batches of each are used; empty without validation."""
-    if not trainer.enable_validation:
-        return []
-    if trainer.val_dataloaders is None:
-        trainer.fit_loop.epoch_loop.val_loop.setup_data()
-    if (given := trainer.val_dataloaders) is None:
-        return []
-    loaders = CombinedLoader(given, "sequential").flattened
-    return [pair for pair in zip(loaders, trainer.num_val_batches, strict=True) if pair[1]]
 
 
 def _validate(module: Predicting, loaders: list[tuple[Any, int | float]]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,15 +31,74 @@ _KEY = "torchssvm_model"
 _FORMAT = 2
 
 
-class Loading(L.LightningModule):
-    """Describes head, features and structure in checkpoints, and rebuilds them where this is possible.
+def _entry(thing: Any) -> dict[str, Any]:
+    return {"class": type(thing).__name__, "recipe": describe(thing)}
 
-    A subclass sets ``head``, ``features`` and ``structure``, and has arguments of the same names.
+
+def _read(path: Any, weights_only: bool) -> dict[str, Any]:
+    """The checkpoint; a file is memory-mapped, so that only the entries in use are read."""
+    options: dict[str, Any] = {"map_location": "cpu", "weights_only": weights_only}
+    if isinstance(path, str | Path):
+        if Path(path).is_file():
+            return torch.load(path, mmap=True, **options)
+        with get_filesystem(path).open(str(path), "rb") as file:
+            return torch.load(file, **options)
+    start = path.tell()
+    checkpoint = torch.load(path, **options)
+    path.seek(start)
+    return checkpoint
+
+
+def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Head and structure, unless given; features cannot be rebuilt, and must be given where the model had some."""
+    call = f"{cls.__name__}.load_from_checkpoint(path"
+    made: dict[str, Any] = {}
+    if saved and saved.get("format") != _FORMAT:
+        raise ValueError(
+            f"the checkpoint's model has format {saved.get('format', 1)}, and this version reads {_FORMAT}"
+        )
+    for name in ("head", "features", "structure"):
+        entry = saved.get(name) or ({"class": "module"} if name == "head" else None)
+        if entry is None or name in given:
+            continue
+        if entry.get("recipe") is None:
+            kind = entry["class"]
+            raise ValueError(f"the checkpoint cannot rebuild its {name}, a {kind}: pass it, {call}, {name}=...)")
+        made[name] = rebuild(entry["recipe"])
+    return made
+
+
+class Predicting(Resumable):
+    """Decodes, validates and tests; features that are not trained are in evaluation mode, without gradients.
+
+    Checkpoints describe head, features and structure, which are made again where this is possible. A subclass sets
+    ``head``, ``features``, ``structure`` and ``lam``, has arguments of the first three names, and trains the head.
     """
 
     head: nn.Module
     features: nn.Module | None
     structure: Structure
+    lam: float
+    joint: Any
+
+    def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
+        """Input of the features, or of the head -> potentials, differentiable in the head's weights only.
+
+        ``lengths`` are ``[B]`` int64, where examples differ in length.
+        """
+        return self.potentials_of(self.extract(x, lengths), lengths)
+
+    @torch.no_grad()
+    def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
+        """The highest-scoring output of every example; arguments as of :meth:`forward`."""
+        return self.structure.decode(self(x, lengths))
+
+    def train(self, mode: bool = True) -> Predicting:
+        """Set the mode; features that are not trained stay in evaluation mode."""
+        super().train(mode)
+        if not self._run.trains_features:
+            self._rest()
+        return self
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -84,15 +143,15 @@ class Loading(L.LightningModule):
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         if owner.__module__.startswith("torchssvm.lightning."):
             checkpoint = _read(checkpoint_path, weights_only)
-            if "_instantiator" in checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}):
+            hyperparameters = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+            if "_instantiator" in hyperparameters:
                 raise ValueError(
                     "the checkpoint's hyperparameters name import paths (_instantiator): make the model, and give the "
                     "file to trainer.predict(..., ckpt_path=...)"
                 )
             saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
-            saved_arguments = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
-            kept = saved_arguments.get("solver")
-            solver = {"solver": Solver(**copy.deepcopy(kept))} if kept else {}
+            kept = copy.deepcopy(hyperparameters.get("solver"))
+            solver = {"solver": Solver(**kept)} if kept else {}
             arguments = {**_parts(cls, saved, arguments), **solver, **arguments}
         return super().load_from_checkpoint(
             checkpoint_path,
@@ -103,84 +162,15 @@ class Loading(L.LightningModule):
             **arguments,
         )
 
-
-def _entry(thing: Any) -> dict[str, Any]:
-    return {"class": type(thing).__name__, "recipe": describe(thing)}
-
-
-def _read(path: Any, weights_only: bool) -> dict[str, Any]:
-    """The checkpoint; a file is memory-mapped, so that only the entries in use are read."""
-    if isinstance(path, str | Path) and Path(path).is_file():
-        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
-    if isinstance(path, str | Path):
-        with get_filesystem(path).open(str(path), "rb") as file:
-            return torch.load(file, map_location="cpu", weights_only=weights_only)
-    start = path.tell()
-    checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
-    path.seek(start)
-    return checkpoint
-
-
-def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Head and structure, unless given; features cannot be rebuilt, and must be given where the model had some."""
-    call = f"{cls.__name__}.load_from_checkpoint(path"
-    made: dict[str, Any] = {}
-    if saved and saved.get("format") != _FORMAT:
-        raise ValueError(
-            f"the checkpoint's model has format {saved.get('format', 1)}, and this version reads {_FORMAT}"
-        )
-    for name in ("head", "features", "structure"):
-        entry = saved.get(name) or ({"class": "module"} if name == "head" else None)
-        if entry is None or name in given:
-            continue
-        if entry.get("recipe") is None:
-            kind = entry["class"]
-            raise ValueError(f"the checkpoint cannot rebuild its {name}, a {kind}: pass it, {call}, {name}=...)")
-        made[name] = rebuild(entry["recipe"])
-    return made
-
-
-class Predicting(Loading, Resumable):
-    """Decodes, validates and tests; features that are not trained are in evaluation mode, without gradients.
-
-    A subclass sets ``head``, ``features``, ``structure`` and ``lam``, and trains the head.
-    """
-
-    head: nn.Module
-    features: nn.Module | None
-    structure: Structure
-    lam: float
-    joint: Any
-
-    def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
-        """Input of the features, or of the head -> potentials, differentiable in the head's weights only.
-
-        ``lengths`` are ``[B]`` int64, where examples differ in length.
-        """
-        return self.potentials_of(self.extract(x, lengths), lengths)
-
-    @torch.no_grad()
-    def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
-        """The highest-scoring output of every example; arguments as of :meth:`forward`."""
-        return self.structure.decode(self(x, lengths))
-
-    def train(self, mode: bool = True) -> Predicting:
-        """Set the mode; features that are not trained stay in evaluation mode."""
-        super().train(mode)
-        if not self._run.trains_features:
-            self._rest()
-        return self
-
     @override
     def configure_callbacks(self) -> list[Callback]:
         check_trainer(self.trainer)
         return []
 
-    def zero_if_resumed(self) -> None:
-        """Zero the head of a resumed fit, for a new optimizer: the weights of the checkpoint are loaded next."""
-        if self._run.resume is not None:
-            for parameter in self.head.parameters():
-                nn.init.zeros_(parameter)
+    def zero_head(self) -> None:
+        """Zero the head for a new optimizer, which begins at zero weights."""
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
 
     def _rest(self) -> None:
         if self.features is not None:
@@ -229,6 +219,16 @@ class Predicting(Loading, Resumable):
         """Raise ValueError, once a fit, if padding changes the features of ids."""
         if self.features is not None and not self._run.looked:
             self._run.looked = check_padded_ids(self.features, batch.x, batch.lengths)
+
+    def extracted(self, loader: Iterable[Any]) -> Iterator[Batch]:
+        """The batches of a loader with features in the place of ``x``, in the trainer's precision."""
+        precision = self.trainer.precision_plugin
+        for batch in loader:
+            batch = precision.convert_input(as_batch(batch))
+            with precision.forward_context():
+                self.look_at_padding(batch)
+                x = self.extract(batch.x, batch.lengths)
+            yield batch.replace(x=x)
 
     def potentials_of(self, extracted: Any, lengths: Tensor | None) -> Potentials:
         """The head's potentials, in full precision."""

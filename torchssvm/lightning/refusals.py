@@ -68,8 +68,7 @@ def training_modes(modes: dict[str, bool]) -> dict[str, bool]:
     if any(modes.values()):
         return modes
     warn(
-        "features came in evaluation mode, and this fit trains them in training mode, with dropout and new means of "
-        "batch norms. To keep parts in evaluation mode, call features.train(), then eval() of these parts, before "
-        "StructuredSVM is made"
+        "features came in evaluation mode, and are trained in training mode. To keep parts in evaluation mode, call "
+        "features.train(), then eval() of these parts, before StructuredSVM is made"
     )
     return dict.fromkeys(modes, True)

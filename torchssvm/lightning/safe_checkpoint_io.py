@@ -64,7 +64,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
 
 def _whole(path: Path) -> Path:
-    """The file, or the previous one if only that is whole; if none is, Lightning says what is wrong with it."""
+    """The file, or the previous one if only that is whole; if neither is, Lightning reports the damage."""
     with suppress(OSError, ValueError):
         return path if path.is_dir() else whole_or_previous(path)
     return path

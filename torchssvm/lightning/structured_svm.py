@@ -30,7 +30,7 @@ from torchssvm.lightning.training_batches import EpochPart, exact_pass_loader, o
 from torchssvm.solvers.advice import warn_if_estimated_far
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.certificate import Certificate, weights_kept
 from torchssvm.solvers.choice import compiled_form, print_choice
 from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
 from torchssvm.solvers.solver import Solver
@@ -182,8 +182,7 @@ class StructuredSVM(Predicting):
         """Let the compiled loop visit these examples, or so many that it draws."""
         loop, optimizer = self.compiled_loop(), self.optimizer_of(bcfw=True)
         assert loop is not None
-        if self.features is not None and self.features.training:
-            self.features.eval()
+        self._rest()
         optimizer.zero_grad()
         self.dual.mailbox.put(ProposedVisits(loop, visits))
         optimizer.step()
@@ -250,9 +249,9 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.rules.storage),
             memory_limit=self.solver.memory_limit,
         )
-        if stages is None:
-            self.zero_if_resumed()
-        with stages.starting_head(self) if stages else nullcontext():
+        with weights_kept(list(self.head.parameters())) if stages else nullcontext():
+            if stages or resume:  # the weights of a checkpoint are loaded next
+                self.zero_head()
             parameters = groups(self.head, check_bounds(self.head, self.solver.bounds))
             optimizers: list[Optimizer] = [BCFW(parameters, dual, line_search=self.rules.line_search)]
         batches = run.batches

@@ -293,7 +293,7 @@ def choose_lam(
     is one number, so that the highest is chosen, except with ``folds``, which are compared one by one.
 
     With ``folds``, every example is held out once, by training without its fold; then the head is trained on all of
-    them. That takes as many trainings, to a gap of 5 % of the primal where no tolerance is given.
+    them. Each fold is trained to a gap of 5 % of the primal where no tolerance is given.
 
     The largest lambda comes first, from zero weights, as it takes the fewest passes; each smaller one starts from the
     weights before it ([G16] Proposition 1). Every lambda ends with a certificate. The solver is chosen as

@@ -108,11 +108,8 @@ class RegularizationPath:
         Raises:
             ValueError, TypeError: As :meth:`at`.
         """
-        lam = check_lam(lam)
         point = self.at(lam)
-        if lam <= point.lam:
-            return {name: tensor.clone() for name, tensor in point.weights.items()}
-        return {name: tensor * (point.lam / lam) for name, tensor in point.weights.items()}
+        return {name: tensor * min(1.0, point.lam / lam) for name, tensor in point.weights.items()}
 
     def gap(self, lam: float) -> float:
         """A proved upper bound of ``primal - optimum`` at ``lam``, for the weights of this path.
@@ -127,7 +124,6 @@ class RegularizationPath:
 
     def gap_estimate(self, lam: float) -> float:
         """The gap at ``lam``; proved if the path is certified, else an estimate."""
-        lam = check_lam(lam)
         point = self.at(lam)
         if lam > point.lam:  # lam * gap does not grow with lam where every block is on its largest loss
             return point.gap * (point.lam / lam)
@@ -142,12 +138,11 @@ class RegularizationPath:
             ValueError, TypeError: As :meth:`at`.
         """
         point = self.at(lam)
-        lam = min(check_lam(lam), point.lam)
+        lam = min(lam, point.lam)
         return largest_gap(self.epsilon, point.primal - (point.lam - lam) / 2 * self.norm(lam) ** 2)
 
     def norm(self, lam: float) -> float:
         """``|w|`` at ``lam``."""
-        lam = check_lam(lam)
         point = self.at(lam)
         squared = sum(float(tensor.to(torch.float64).square().sum()) for tensor in point.weights.values())
         return math.sqrt(squared) * min(1.0, point.lam / lam)
@@ -184,10 +179,6 @@ class RegularizationPath:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole path, exactly, in tensors, numbers and strings."""
-        columns = {
-            name: torch.tensor([getattr(point, name) for point in self.points], dtype=torch.float64)
-            for name in _COLUMNS
-        }
         names = list(self.points[0].weights)
         state = {
             "format": _FORMAT,
@@ -197,7 +188,10 @@ class RegularizationPath:
             "kappa": self.kappa,
             "certified": self.certified,
             "lowest": self.lowest,
-            "columns": columns,
+            "columns": {
+                name: torch.tensor([getattr(point, name) for point in self.points], dtype=torch.float64)
+                for name in _COLUMNS
+            },
             "weights": {name: torch.stack([point.weights[name] for point in self.points]) for name in names},
         }
         return with_seal(state)

@@ -40,11 +40,6 @@ class Solved(NamedTuple):
     seconds: float
 
 
-def to_certificate(trainer: Any, tolerance: Tolerance, max_passes: float, progress: bool | ProgressLine) -> Any:
-    """Train until a certificate is within the tolerance, and return it."""
-    return trainer.solve(tolerance, max_passes=max_passes, progress=progress)
-
-
 def train_at(
     lam: float,
     trainers: Sequence[tuple[Any, float]],
@@ -52,9 +47,9 @@ def train_at(
     max_passes: float,
     *,
     line: ProgressLine | None,
-    train: Callable[[Any, Tolerance, float, bool | ProgressLine], Any] = to_certificate,
+    rule: Certified | Heuristic | None = None,
 ) -> list[Solved]:
-    """Train at ``lam`` from the duals of the lambda before.
+    """Train at ``lam`` from the duals of the lambda before, by ``rule``, or else to a certificate.
 
     ``trainers`` has a trainer and the factor of its lambda for each fold; each takes at most ``max_passes``.
     """
@@ -68,7 +63,11 @@ def train_at(
                 dual.rescale(scale * lam / dual.lam)
             else:
                 dual.change_lam(scale * lam)
-        result = train(trainer, tolerance, before + max_passes, line or False)
+        most, progress = before + max_passes, line or False
+        if rule is None:
+            result = trainer.solve(tolerance, max_passes=most, progress=progress)
+        else:
+            result = rule.next(trainer, tolerance, most, progress)
         solved.append(Solved(lam, result, dual.passes - before, clock() - start))
     if line is not None:
         line.clear()
@@ -187,7 +186,7 @@ def start_at_largest_lam(
     Args:
         dual: A dual without steps; its ``lam`` is replaced.
         tolerance: kappa epsilon; positive, or ``Relative(share)``.
-        optimizer: That of the dual, with bounds; None is one without.
+        optimizer: The dual's optimizer, which may have bounds; None makes one without.
 
     Returns:
         An upper bound of the gap at ``dual.lam``, which is now lambda^infinity: ``tolerance``, up to rounding, where
@@ -297,7 +296,7 @@ class PathRun(Stateful):
     depends on.
 
     Attributes:
-        trainer: That of all breakpoints, by the solver that was chosen.
+        trainer: Trains the head at every breakpoint, by the chosen solver.
         dual: The dual at the last breakpoint.
         progress: The line that follows the run; None at first.
 
@@ -379,8 +378,8 @@ class PathRun(Stateful):
         else:
             self.trainer.reseed(self._seed + len(self._points))
             left, trainers = self.max_passes - self.dual.passes, [(self.trainer, 1.0)]
-            rule, line = self.rule.next, self.progress
-            accuracy = train_at(self._lowest, trainers, tolerance, left, line=line, train=rule)[0].result
+            solved = train_at(self._lowest, trainers, tolerance, left, line=self.progress, rule=self.rule)
+            accuracy = solved[0].result
         self._seconds += clock() - start
         if not is_within(accuracy.gap, self.epsilon, accuracy.primal):
             # Out of passes: the last breakpoint covers lambdas down to here.

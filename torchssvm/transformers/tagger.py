@@ -241,7 +241,7 @@ class StructuredTagger(PreTrainedModel):
             module.reset_parameters()
 
     def train(self, mode: bool = True) -> StructuredTagger:
-        """As in torch; what is frozen of the encoder stays in evaluation mode."""
+        """As in torch; frozen layers of the encoder stay in evaluation mode."""
         super().train(mode)
         if self.config.freeze_encoder:
             self.encoder.eval()
@@ -281,7 +281,7 @@ class StructuredTagger(PreTrainedModel):
                 label of -100 at a word is unknown: the loss sums over all labels that the word may have. Without
                 either, every piece is a word, but for padding and the special pieces whose ids ``config.encoder``
                 names.
-            **inputs: Those of the encoder.
+            **inputs: Other arguments of the encoder.
 
         Raises:
             ValueError: Neither is given while training, ``labels`` have another shape or dtype, or a row has no word.
@@ -364,24 +364,19 @@ class StructuredTagger(PreTrainedModel):
 
     def _loss(self, potentials: Potentials, words: Words) -> Tensor:
         labels, structure = cast(Tensor, words.labels), cast(Structure, self.head.structure)
-        if labels.ndim == 3:
-            return self._loss_of_sets(potentials, labels)
-        structure = HiddenStates(structure) if bool((labels == NO_WORD).any()) else structure
+        sets = labels.ndim == 3
+        if sets or bool((labels == NO_WORD).any()):
+            structure = HiddenStates(structure)
         if self.config.loss == "softmax-margin":
             return SoftmaxMargin(structure)(potentials, labels)
         structure.check_target(labels, potentials)
-        known = labels >= 0
-        total = nn.functional.cross_entropy(potentials["emission"][known], labels[known], reduction="sum")
+        known = labels.any(2) & ~labels.all(2) if sets else labels >= 0
+        scores, labels = potentials["emission"][known], labels[known]
+        if sets:
+            total = -scores.log_softmax(1).masked_fill(~labels, -torch.inf).logsumexp(1).sum()
+        else:
+            total = nn.functional.cross_entropy(scores, labels, reduction="sum")
         return total / known.sum().clamp(min=1)
-
-    def _loss_of_sets(self, potentials: Potentials, allowed: Tensor) -> Tensor:
-        structure = HiddenStates(self.head.structure)
-        if self.config.loss == "softmax-margin":
-            return SoftmaxMargin(structure)(potentials, allowed)
-        structure.check_target(allowed, potentials)
-        known = allowed.any(2) & ~allowed.all(2)  # as with single labels, unknown ones do not count
-        scores = potentials["emission"].log_softmax(2)[known].masked_fill(~allowed[known], -torch.inf)
-        return -scores.logsumexp(1).sum() / known.sum().clamp(min=1)
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
         """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans.
