@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import full_precision, on_host
+from torchssvm.core.operators import on_host
 from torchssvm.core.potentials import scale
+from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.dual.checks import check_batch, check_targets, digest_examples

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
 from torchssvm.core.interrupts import undisturbed
-from torchssvm.core.operators import first_occurrences, full_precision, on_host
+from torchssvm.core.operators import first_occurrences, on_host
 from torchssvm.core.potentials import conform, inner, subtract
+from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_batch, check_targets, digest_examples

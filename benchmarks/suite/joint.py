@@ -40,7 +40,7 @@ from torchssvm import (
     StructuredHinge,
     in_order,
 )
-from torchssvm.core.gradients import apply_features
+from torchssvm.core.modules import apply_features
 from torchssvm.datasets import OCR, CoNLL2000, PaddedDataset, PrecomputedFeatures
 from torchssvm.models import LetterFeatures
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import OUTPUT_SIZES, numbered, to_device
-from torchssvm.core.gradients import apply_features, check_padded_ids, evaluating
+from torchssvm.core.modules import apply_features, check_padded_ids, evaluating
 
 from .padded import PADDING, PaddedDataset, padded
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchssvm.core.gradients import check_padded_ids
+from torchssvm.core.modules import check_padded_ids
 
 IDS, LENGTHS = torch.arange(12).reshape(2, 6), torch.tensor([6, 4])
 

@@ -19,8 +19,8 @@ from torchssvm import (
     certify,
     recompute_weights,
 )
-from torchssvm.core.gradients import linearity_error
-from torchssvm.core.operators import full_precision, is_lowered, product
+from torchssvm.core.linearity import linearity_error
+from torchssvm.core.precision import full_precision, is_lowered, product
 from torchssvm.solvers import primal
 from torchssvm.solvers.kernel import RBF
 

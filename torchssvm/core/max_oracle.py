@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import naming
-from torchssvm.core.operators import full_precision, on_host, read_together
+from torchssvm.core.operators import on_host, read_together
 from torchssvm.core.packages import is_ours
 from torchssvm.core.potentials import Potentials, conform, inner, padding_of
+from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import (
     Labeling,
     OracleResult,

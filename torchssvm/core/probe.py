@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint, per_example_adjoint
-from torchssvm.core.operators import full_precision, read_together
+from torchssvm.core.operators import read_together
 from torchssvm.core.potentials import Parts, Potentials, inner_and_sizes, padding_of
+from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Structure
 

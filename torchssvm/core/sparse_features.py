@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, check_type, check_whole, describe, number_of
-from torchssvm.core.gradients import largest_feature
+from torchssvm.core.modules import largest_feature
 from torchssvm.core.row_sparse import add_at, per_example_rows
 
 _LARGEST = sys.float_info.max

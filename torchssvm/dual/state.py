@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import as_number, check_limit, check_type
-from torchssvm.core.gradients import check_at_first_call
+from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.problem import Box, check_lam, check_problem, check_range, find_structure
 from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import add_to, flat, products, squared_norm

@@ -26,7 +26,7 @@ from torchssvm.core.arguments import (
     or_default,
 )
 from torchssvm.core.batch import tree_map
-from torchssvm.core.gradients import largest_feature
+from torchssvm.core.modules import largest_feature
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.examples import (
     check_counts,

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torchssvm.core.batch import as_batch, fetcher, lengths_of, rows_in_order
-from torchssvm.core.gradients import evaluating
+from torchssvm.core.modules import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.lightning.training_batches import count_examples, exact_pass_loader, own_draws

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from torchssvm.core.gradients import evaluating
+from torchssvm.core.modules import evaluating
 from torchssvm.core.ranks import Ranks
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.training_batches import check_loader

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from torchssvm.core.arguments import as_number, check_number, check_share, check_whole
 from torchssvm.core.batch import Batch
-from torchssvm.core.gradients import apply_features, evaluating
+from torchssvm.core.modules import apply_features, evaluating
 from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.structure import Structure

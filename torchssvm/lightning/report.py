@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import compiling_seconds
 from torchssvm.core.batch import Batch, apply_head, to_device
-from torchssvm.core.gradients import evaluating
+from torchssvm.core.modules import evaluating
 from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.fit import InPrecision, fit_of, of_all

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import or_default
 from torchssvm.core.batch import Batch, as_batch
-from torchssvm.core.operators import full_precision
+from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure

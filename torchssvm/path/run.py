@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_number, check_object, check_share, or_default
 from torchssvm.core.batch import Batch, apply_head, device_of, fetcher, in_order, restrict, to_device
-from torchssvm.core.operators import full_precision
+from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.states import Stateful, check_entries

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_object, check_parameters
 from torchssvm.core.interrupts import undisturbed
-from torchssvm.core.operators import full_precision, lowered_advice
 from torchssvm.core.packages import warn
+from torchssvm.core.precision import full_precision, lowered_advice
 from torchssvm.core.problem import Box
 from torchssvm.core.row_sparse import dense, flat, products, squared_norm
 from torchssvm.core.states import Numbers, Stateful, StatefulOptimizer, damaged

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.gradients import adjoint, combine
-from torchssvm.core.operators import first_occurrences, full_precision
+from torchssvm.core.operators import first_occurrences
 from torchssvm.core.potentials import Potentials, as_potentials, scale
+from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets, digest_examples

@@ -14,8 +14,9 @@ from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch, check_fits
 from torchssvm.core.interrupts import undisturbed
-from torchssvm.core.operators import full_precision, on_host, scalars, upload
+from torchssvm.core.operators import on_host, scalars, upload
 from torchssvm.core.packages import warn
+from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, parts_of, squared_norm
 from torchssvm.dual.checks import check_dual, check_targets, digest_examples

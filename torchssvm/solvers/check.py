@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, apply_head, to_device
-from torchssvm.core.gradients import linearity_error
+from torchssvm.core.linearity import linearity_error
 from torchssvm.core.potentials import Potentials, as_potentials, conform, inner, subtract
 from torchssvm.core.problem import Bound, Box
 from torchssvm.core.structure import Structure, as_decoding

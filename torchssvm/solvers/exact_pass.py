@@ -21,8 +21,9 @@ from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import OLD_NUMBERS, check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, restrict, to_device, tree_map
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import full_precision, known, on_host, read_together
+from torchssvm.core.operators import known, on_host, read_together
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import check_depends
 from torchssvm.core.problem import as_structure, check_lam
 from torchssvm.core.row_sparse import parts_of, squared_norm

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import full_precision, transformed
+from torchssvm.core.operators import transformed
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
+from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Labeling, Structure, augmented, loss_by_name, per_example, reject_rows
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchssvm.core.arguments import check_dataset
 from torchssvm.core.batch import apply_head, check_fits, fetcher, to_device
-from torchssvm.core.operators import full_precision
+from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.solvers.feature_losses import StructuredHinge

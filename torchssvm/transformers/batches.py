@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_readable, check_several, is_whole, places_of
 from torchssvm.core.batch import select_tokens
-from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
+from torchssvm.core.modules import evaluating
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import reject_rows
 from torchssvm.datasets.padded import padded

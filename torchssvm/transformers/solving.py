@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import naming
 from torchssvm.core.batch import in_order
-from torchssvm.core.gradients import evaluating
+from torchssvm.core.modules import evaluating
 from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.certificate import Certificate, write

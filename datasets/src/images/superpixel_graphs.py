@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from torchssvm.core.arguments import check_choice
 from torchssvm.core.batch import Batch, to_device
-from torchssvm.core.gradients import evaluating
+from torchssvm.core.modules import evaluating
 from torchssvm.structures.common import WeightedLabels
 from torchssvm.structures.graph_cut.head import Graphs
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch, device_of
-from torchssvm.core.gradients import is_check
 from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.linearity import is_check
 from torchssvm.core.packages import warn
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number, check_tensor, check_whole, describe
 from torchssvm.core.batch import Batch, apply_head, tree_map
 from torchssvm.core.memory import available_memory
-from torchssvm.core.operators import first_occurrences, full_precision
+from torchssvm.core.operators import first_occurrences
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_visits
 from torchssvm.structures.chain.head import LinearChain

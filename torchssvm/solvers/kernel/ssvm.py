@@ -15,12 +15,13 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_limit, check_whole
-from torchssvm.core.gradients import check_at_first_call, combine, per_example_adjoint
+from torchssvm.core.gradients import combine, per_example_adjoint
 from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import full_precision
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials, inner
+from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import add_rows, squared_norm
 from torchssvm.core.states import Numbers, Stateful, check_entries, check_seal

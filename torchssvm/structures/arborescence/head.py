@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_whole
-from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import add_at, adds_in_order, per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import Arborescence, NonProjective, Projective

@@ -12,8 +12,9 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.launch import arrays, fits_numba
-from torchssvm.core.operators import full_precision, gradient_of_weight, plain, product, transformed
+from torchssvm.core.operators import plain, transformed
 from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision, gradient_of_weight, product
 from torchssvm.core.row_sparse import rows_of
 from torchssvm.core.sparse_features import (
     STORED,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_type, check_whole
-from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, own_weights
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, weight
 from torchssvm.structures.decisions.data import DecisionPotentials, Situations
 from torchssvm.structures.decisions.structure import Decisions

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.operators import full_precision, product
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.common import Head, check_fields, check_shape, check_structure, weight
 from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import SINGLE
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.common import Head, check_shape, check_structure, weight
 from torchssvm.structures.matching.structure import EdgePotentials, Matching
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_whole
-from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures, one_token, padded_product
 from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, fitting, weight
 from torchssvm.structures.multiclass.structure import Multiclass

@@ -10,8 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.operators import full_precision, plain, product, transformed
+from torchssvm.core.operators import plain, transformed
 from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures, as_lists, padded_product
 from torchssvm.structures.chain.head import SparseEmission
 from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, fitting, weight

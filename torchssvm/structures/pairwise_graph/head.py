@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_choice, check_flags, check_whole
-from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, own_weights
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.common import Head, fitting, weight
 from torchssvm.structures.graph_cut.head import Graphs, read_graphs
 from torchssvm.structures.pairwise_graph.oracle import TreeReweighted

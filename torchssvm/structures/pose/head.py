@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_type
-from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import Bound
 from torchssvm.structures.common import Head, check_fields, check_shape, weight
 from torchssvm.structures.pose.structure import Pose

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.common import LinearHead, check_shape, fitting, read_span, weight
 from torchssvm.structures.segments.structure import Segments
 

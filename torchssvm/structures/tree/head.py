@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_whole
-from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.common import LinearHead, check_shape, fitting, read_span, weight
 from torchssvm.structures.tree.structure import Tree
 
