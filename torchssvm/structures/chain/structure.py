@@ -147,9 +147,8 @@ class Chain(Labelled, Indexed):
     def _examine(self, labeling: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> OracleResult:
         # Summed as in `relative_scores`, so that decoded and cached labelings tie alike.
         scores, tensors = self._scores(self._stack(labeling, target), potentials), potentials.tensors
-        score = scores[:, 0] - scores[:, 1]
-        for tensor in (tensors["emission"], by_example(tensors["transition"])):
-            score = score + 0.0 * tensor.detach().flatten(1).sum(1)  # NaN where a potential is not finite
+        total = tensors["emission"].detach().sum((1, 2)) + by_example(tensors["transition"]).detach().sum((1, 2, 3))
+        score = scores[:, 0] - scores[:, 1] + 0.0 * total  # NaN where a potential is not finite
         return OracleResult(labeling, score, self.loss(labeling, target))
 
     @override
