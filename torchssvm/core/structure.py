@@ -114,8 +114,8 @@ class Decoding(NamedTuple):
 
 
 _PRIVATE = {  # names of earlier versions, which have an underscore now
-    *("add_difference", "choose_target", "difference", "examine", "extends", "largest_gain", "mean_loss", "not_plain"),
-    *("pairwise_if_few", "quick_to_decode", "settings", "state_parts", "target_is_labeling", "target_marginals"),
+    *("add_difference", "choose_target", "difference", "largest_gain", "mean_loss", "not_plain", "pairwise_if_few"),
+    *("quick_to_decode", "state_parts", "target_is_labeling", "target_marginals"),
 }
 
 
