@@ -94,7 +94,7 @@ class Pose(Summed):
             raise ValueError("displacements must be finite, and spreads positive and finite")
         self.spreads = spreads
         self.num_types = displacements.shape[2]
-        if isinstance(size, tuple):
+        if isinstance(size, tuple | list):  # a list in files of save_model
             first, second = (check_whole(v, "size", 0, most=self.num_nodes - 1) for v in size)
             if first == second:
                 raise ValueError(f"size={size} must be two different nodes")
