@@ -127,11 +127,23 @@ def in_threads(number: int, measure: Callable[..., Any], **options: Any) -> tupl
 
 
 class Counted(Exchange):
-    """An exchange that keeps the rho of every round."""
+    """An exchange that keeps the rho of every round, and counts the bytes ``sent`` to other ranks."""
 
     def __init__(self, ranks: Ranks, parameters: Sequence[Tensor]) -> None:
-        super().__init__(ranks, parameters)
+        counted = self
+
+        class Counting(type(ranks)):  # type: ignore[misc]
+            def gather(self, numbers: Tensor) -> Tensor:
+                counted.sent += (self.size - 1) * numbers.nbytes
+                return super().gather(numbers)
+
+            def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+                counted.sent += (sum(sent) - sent[self.rank]) * rows[:1].nbytes
+                return super().exchange(rows, sent, received)
+
+        super().__init__(Counting(**vars(ranks)), parameters)
         self.rho: list[float] = []
+        self.sent = 0
 
     def __call__(
         self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float, *, farthest: bool = False

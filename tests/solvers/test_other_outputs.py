@@ -201,7 +201,7 @@ def test_a_structure_that_was_changed_is_refused_by_exact_passes():
     ids=lambda case: type(case).__name__ if isinstance(case, Structure) else "",
 )
 def test_settings_say_what_decides_the_outputs_and_their_losses(structure, name, value):
-    before = structure._settings()
-    assert before == copy.deepcopy(structure)._settings()
+    before = structure._fingerprint()
+    assert before == copy.deepcopy(structure)._fingerprint()
     setattr(structure, name, value)
-    assert structure._settings() != before
+    assert structure._fingerprint() != before

@@ -133,7 +133,7 @@ def test_rules_of_transitions_stay_on_the_device(cuda):
     structure = Chain(4, transitions=rules)
     counts = _counted_step(_problem(64).to(cuda), LinearChain(3, 4, structure=structure).to(cuda))
     assert counts.syncs <= 2, counts
-    assert counts.launches <= 120, counts
+    assert counts.launches <= 121, counts
     assert rules.to(cuda).pairs is rules.to(cuda).pairs
     rules.pairs[0, 1] = False
     assert not bool(rules.to(cuda).pairs[0, 1])
@@ -141,8 +141,8 @@ def test_rules_of_transitions_stay_on_the_device(cuda):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
-@pytest.mark.parametrize(("size", "most"), [(64, 108), (1024, 108), (4096, 112 + 5 * 16)])
-def test_a_step_waits_twice_for_the_device_and_starts_108_kernels(size, most, cuda):
+@pytest.mark.parametrize(("size", "most"), [(64, 109), (1024, 109), (4096, 113 + 5 * 16)])
+def test_a_step_waits_twice_for_the_device_and_starts_109_kernels(size, most, cuda):
     """And one for each 256 blocks of a sweep where there are more than 1024."""
     pretended = pytest.importorskip("cases.pretended_device")
     batch = _problem(size).to(cuda)
@@ -183,7 +183,7 @@ def test_large_gradients_are_not_made_on_a_device(cuda, monkeypatch):
 
 
 # Launches of a step, of a certificate's first batch, and of each further one.
-COUNTS = {"chains": (108, 110, 70), "classes": (55, 61, 30), "trees": (113, 110, 70)}
+COUNTS = {"chains": (109, 111, 71), "classes": (55, 61, 30), "trees": (116, 113, 73)}
 
 
 def _kind(name: str, n: int) -> tuple[torch.nn.Module, Batch, Any]:

@@ -153,7 +153,7 @@ def _collate_of(dataset: Any, collate_fn: Collate | None) -> Collate:
     if first["collate"] is None:
         raise ValueError(
             f"dataset={type(dataset).__name__} has no method `collate`, which makes a Batch: use "
-            "torchssvm.datasets.PaddedDataset(x, y, lengths), or give collate_fn"
+            "torchssvm.datasets.PaddedDataset(x, y, lengths), or define it: collate(items) -> Batch"
         )
     return first["collate"]
 

@@ -53,6 +53,9 @@ def remember_call(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if transformed():
         return
     outputs = [tensor for tensor in as_potentials(output).tensors.values() if tensor.grad_fn is not None]
+    given = {id(tensor) for tensor in tree_tensors((args, kwargs))}
+    if any(id(tensor) in given for tensor in outputs):
+        return  # the inputs would keep their own potentials alive
     call = HeadCall(head, args, kwargs, outputs)
     for tensor in outputs:
         _calls[tensor] = call

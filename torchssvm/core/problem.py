@@ -50,8 +50,10 @@ def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:
-    """``structure``, or ``head.structure`` if it is None; TypeError if it is no structure."""
-    return as_structure(structure if structure is not None else getattr(head, "structure", None))
+    """``structure``, or ``head.structure`` if it is None; TypeError if it is no structure, ValueError for none."""
+    if structure is None and (structure := getattr(head, "structure", None)) is None:
+        raise ValueError(f"head={type(head).__name__} has no attribute structure: give structure=...")
+    return as_structure(structure)
 
 
 def as_structure(structure: Any) -> Structure:

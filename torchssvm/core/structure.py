@@ -223,7 +223,8 @@ class Structure(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not is_ours(cls):  # a user's methods stay as they are: decode, training and certificates check
-            for name in sorted(_PRIVATE & vars(cls).keys()):
+            users = {name for base in cls.__mro__ if not is_ours(base) for name in vars(base)}
+            for name in sorted(_PRIVATE & users):
                 raise TypeError(f"{cls.__name__}.{name} would be ignored: its name is _{name} now, so rename it")
             return
         for name in ("argmax", "augmented_argmax", "marginals", "max_marginals"):
@@ -355,7 +356,7 @@ class Structure(ABC):
         """Whether every output of ``other`` is an output of this structure, with the same labels and losses."""
         return self.same_as(other)
 
-    def _settings(self) -> str:
+    def _fingerprint(self) -> str:
         """The settings that dual blocks depend on; exact passes refuse a structure in which they have changed.
 
         The default is the ``repr`` of a structure of this package, and the class name of any other, whose attributes
@@ -490,14 +491,12 @@ class Structure(ABC):
     def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
         """Stored labelings ``[B, C, ...]`` with the padding of this batch's ``target``.
 
-        The default crops every tensor to the shape of the target's, or fills it up with ``padding``. A target may have
-        more tensors, behind those of a labeling.
+        The default crops every tensor to the shape of the target's, or fills it up with ``padding``.
 
         Raises:
-            ValueError: The target has fewer tensors than the labelings, or another number of axes.
+            ValueError: The target has another number of tensors or axes than the labelings.
         """
-        stored = tree_tensors(labelings)
-        like = tree_tensors(target)[: len(stored)]
+        stored, like = tree_tensors(labelings), tree_tensors(target)
         if [s.ndim for s in stored] != [t.ndim + 1 for t in like]:
             raise ValueError(f"{type(self).__name__} has targets unlike its labelings: define resize()")
         return tree_replace(labelings, [fit(s, t.shape[1:], self.padding) for s, t in zip(stored, like, strict=True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ def run_in_chunks(
     bounds = split(sizes, min(threads, count), grain) if threads > 1 else [0, count]
     if len(bounds) == 2:
         return [function(0, count, 0)]
-    return _run([_Task(function, begin, bounds[i + 1], i) for i, begin in enumerate(bounds[:-1])], threads)
+    return _run([_Task(function, begin, bounds[i + 1], i) for i, begin in enumerate(bounds[:-1])])
 
 
 def split(sizes: Sequence[int] | np.ndarray, parts: int, grain: float = 0.0) -> list[int]:
@@ -84,10 +83,14 @@ class _Task:
                 self.done.release()
 
 
-def _run(tasks: list[_Task], threads: int) -> list[Any]:
-    queue = _queue(threads - 1)  # futures of concurrent.futures take 0.1 ms more
-    for task in tasks[1:]:
-        queue.put(task)
+def _run(tasks: list[_Task]) -> list[Any]:
+    others = tasks[1:]  # futures of concurrent.futures take 0.1 ms more
+    with _starting:
+        for number in range(len(_threads), len(others)):
+            _threads.append(threading.Thread(target=_work, name=f"torchssvm-{number + 1}", daemon=True))
+            _threads[number].start()
+    for task in others:
+        _queue.put(task)
     for task in tasks:
         task.run()
     for task in tasks:
@@ -98,20 +101,21 @@ def _run(tasks: list[_Task], threads: int) -> list[Any]:
     return [task.result for task in tasks]
 
 
-@functools.cache
-def _queue(threads: int) -> SimpleQueue[_Task]:
-    """A queue of tasks, and so many threads that wait for them."""
-    queue: SimpleQueue[_Task] = SimpleQueue()
-    for number in range(threads):
-        threading.Thread(target=_work, args=(queue,), name=f"torchssvm-{number + 1}", daemon=True).start()
-    return queue
-
-
-def _work(queue: SimpleQueue[_Task]) -> None:
+def _work() -> None:
     while True:
-        queue.get().run()
+        _queue.get().run()
 
 
+def _begin() -> None:
+    """Begin without threads, as in a forked child, which has none of its parent's."""
+    global _queue, _starting, _threads
+    _queue, _starting, _threads = SimpleQueue(), threading.Lock(), []
+
+
+_queue: SimpleQueue[_Task]
+_starting: threading.Lock
+_threads: list[threading.Thread]
 _local = threading.local()
-if hasattr(os, "register_at_fork"):  # a forked child has none of the threads
-    os.register_at_fork(after_in_child=_queue.cache_clear)
+_begin()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin)

@@ -102,7 +102,7 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
 
 def check_structure(dual: DualState) -> None:
     """Raise RuntimeError if an attribute of the structure has changed since the dual was made."""
-    if (now := dual.structure._settings()) != dual.made_for:
+    if (now := dual.structure._fingerprint()) != dual.made_for:
         raise RuntimeError(
             f"the structure is {now}, and was {dual.made_for} when the dual was made: restore its attributes"
         )

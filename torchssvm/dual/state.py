@@ -171,14 +171,14 @@ class DualState(ByRank):
         self.unclipped: list[Tensor] = list(self.parameters)
         self.recomputed: list[Tensor] | None = None
         self.held_norm = self._held_square = 0.0
-        self._written = [-1 for _ in self.parameters]
+        self._written = [-1 if bool(p.any()) else p._version for p in self.parameters]  # those of a new dual are zero
         self._numbers = sum(p.numel() for p in self.parameters)
         self._unread = 0  # blocks moved since all weights were read
         self.version = 0
         self.num_examples = num_examples = int(num_examples)
         self._lam = float(lam)
         self.structure = structure
-        self.made_for = structure._settings()  # exact passes compare it
+        self.made_for = structure._fingerprint()  # exact passes compare it
         self.storage = storage if storage is not None else MeanParts()
         self.ranks.check_same(
             num_examples=num_examples,

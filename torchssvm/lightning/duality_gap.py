@@ -368,8 +368,10 @@ def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit:
     """Figures of a head that is trained together with its features: the dual has not taken a step."""
     calls = fit.dual.oracle_calls
     loader = exact_pass_loader(fit.training_loader)
-    certificate = certify_by_torch(trainer, pl_module, fit.dual, loader, refresh=False)
-    fit.dual.oracle_calls = calls
+    try:
+        certificate = certify_by_torch(trainer, pl_module, fit.dual, loader, refresh=False)
+    finally:
+        fit.dual.oracle_calls = calls
     figures = {name: float(getattr(certificate, name)) for name in ("primal", "dual", "gap", "exact")}
     return {**figures, "gap_age": 0.0, "passes": 0.0, "oracle_calls": 0.0, "gap_estimate": certificate.gap}
 

@@ -246,10 +246,12 @@ class JointRun:
             return
         random, weights = RandomState(), list(module.head.parameters())
         solved_loss = _validate(module, loaders)
-        with weights_kept(weights):
-            write(self.weights, weights)
-            joint_loss = _validate(module, loaders)
-        module.dual.remember_weights()  # the same bits
+        try:
+            with weights_kept(weights):
+                write(self.weights, weights)
+                joint_loss = _validate(module, loaders)
+        finally:
+            module.dual.remember_weights()  # the same bits
         kept = "joint" if joint_loss < solved_loss else "solved"
         if kept == "joint":
             write(self.weights, weights)

@@ -27,7 +27,7 @@ _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter g
 _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
-ADVICE = "keep gradients as BlockGap's backward() left them, and call zero_grad() before every forward pass"
+ADVICE = "do not clip, scale or add to what BlockGap's backward() left, and call zero_grad() before every forward pass"
 
 
 class BCFW(StatefulOptimizer):

@@ -29,7 +29,7 @@ from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, MaxOrac
 from torchssvm.steps.line_search import Line, LineSearch
 
 LARGE = 2**26
-"""Bytes of a batch's gradients from which on a device makes their inner products alone, where the head says how."""
+"""Bytes. On a device, larger gradients of a batch are not made: ``potentials.gram`` computes their inner products."""
 
 
 class Rules(Protocol):

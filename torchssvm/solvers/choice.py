@@ -126,7 +126,7 @@ def choose(
             why_not = f"a visit takes {work:,} multiplications, and {device} does many visits at a time"
     if why_not is not None:
         return Choice(_complete(solver, fits, compiled=False), None, why_not)
-    reason = "the features stay as they are"
+    reason = "the head trains on fixed features"
     if on_device:
         reason += f", and the head trains on the CPU; Solver(compiled=False) trains on {device}"
     return Choice(completed, adapter, reason)

@@ -250,8 +250,10 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
     wrong = (target < 0) | (target >= num_states)
     if where is not None:
         wrong &= where
-    advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
-    reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
+    if bool(wrong.any()):
+        negative = target.ndim > 1 and bool((target[wrong] < 0).any())
+        advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if negative else ""
+        reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
 
 
 class Head(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64
-from torchssvm.core.batch import tree_map, tree_replace
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
@@ -61,6 +61,10 @@ class Labelled(Structure):
         return costs / real.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 
     @override
+    def resize(self, labelings: Any, target: Any) -> Any:
+        return super().resize(labelings, tree_tensors(target)[: len(tree_tensors(labelings))])
+
+    @override
     def loss(self, labeling: Any, target: Any) -> Tensor:
         return (self.costs(target) * (self._labels(labeling) != self._labels(target))).sum(1)
 
@@ -103,7 +107,7 @@ class Summed(Structure):
 
     @abstractmethod
     def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
-        """Add the parts of labelings ``[B, C, ...]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
+        """Add the parts of labelings ``[B, C, ...]``, weighted by ``mass`` ``[B, C]``, to ``parts``, which are zero."""
 
     @override
     def _difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:

@@ -171,8 +171,8 @@ class WeightedStructure(Around):
         return Weighted(self.structure.check_target(target.value, potentials), weight)
 
     @override
-    def _settings(self) -> str:
-        return f"weighted, {self.structure._settings()}"
+    def _fingerprint(self) -> str:
+        return f"weighted, {self.structure._fingerprint()}"
 
     @override
     def _extends(self, other: Structure) -> bool:

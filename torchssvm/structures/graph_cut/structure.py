@@ -236,7 +236,7 @@ class GraphCut(LabelledGraphs):
         return Segmentation(labels, cut_edges(labels, edges))
 
     @override
-    def _settings(self) -> str:
+    def _fingerprint(self) -> str:
         return f"GraphCut(balanced={self.balanced}, normalize={self.normalize})"
 
     def __repr__(self) -> str:

@@ -217,8 +217,8 @@ class HiddenStates(Around):
         return (~allowed).to(torch.float64)
 
     @override
-    def _settings(self) -> str:
-        return f"HiddenStates({self.structure._settings()}, shows={self.shows.tolist()})"
+    def _fingerprint(self) -> str:
+        return f"HiddenStates({self.structure._fingerprint()}, shows={self.shows.tolist()})"
 
     def __repr__(self) -> str:
         return f"HiddenStates({self.structure!r}, shows={self.shows.tolist()})"

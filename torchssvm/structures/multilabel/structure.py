@@ -189,7 +189,7 @@ class Multilabel(Summed):
         delta, constant = self.loss_potentials(target)
         unary = potentials["unary"].detach().to(torch.float64)
         decoding = shifted(self._decode(potentials, unary + delta["unary"]), constant)
-        if decoding.exact:
+        if decoding.bound is None:
             return decoding
         return at_least(decoding, target, self._scores(self._stack(target), potentials).squeeze(1))  # without a loss
 
@@ -288,13 +288,13 @@ class Multilabel(Summed):
         return parts
 
     @override
-    def _settings(self) -> str:
+    def _fingerprint(self) -> str:
         weights = None if self.weights is None else digest(self.weights)
         pairs = "" if self.pairs is None else f", pairs={digest(self.pairs)}"
         return f"{self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}{pairs}"
 
     def __repr__(self) -> str:
-        return f"Multilabel({self._settings()}, decoder={self.decoder})"
+        return f"Multilabel({self._fingerprint()}, decoder={self.decoder})"
 
 
 def _places(pairs: Tensor, num_labels: int, pairwise: bool) -> Tensor:

@@ -159,7 +159,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         return places
 
     @override
-    def _settings(self) -> str:
+    def _fingerprint(self) -> str:
         return f"PairwiseGraph({self.num_labels}, normalize={self.normalize})"
 
     def __repr__(self) -> str:

@@ -291,8 +291,8 @@ class SlackRescaling(Around):
         return self.structure.check_target(target, potentials)
 
     @override
-    def _settings(self) -> str:
-        return f"SlackRescaling({self.structure._settings()})"
+    def _fingerprint(self) -> str:
+        return f"SlackRescaling({self.structure._fingerprint()})"
 
     def __repr__(self) -> str:
         return f"SlackRescaling({self.structure!r}, oracle={self.oracle!r})"
