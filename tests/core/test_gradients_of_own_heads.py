@@ -258,3 +258,19 @@ def test_the_gradients_that_wait_for_a_step_are_counted(direction, monkeypatch):
         run.step(*several)
         assert all(run.own_steps)
     assert run.dual.value() > 0
+
+
+def test_a_call_is_forgotten_with_its_potentials():
+    """Also of a head that writes its potentials into an argument, which would keep them alive."""
+    head, before = torch.nn.Linear(3, 2), len(gradients._calls)
+
+    def call(*args: Any) -> None:
+        potentials = head(args[0])
+        for cache in args[1:]:
+            cache["last"] = potentials
+        gradients.remember_call(head, args, {}, potentials)
+
+    call(torch.ones(4, 3))
+    call(torch.ones(4, 3), {})
+    gc.collect()
+    assert len(gradients._calls) == before

@@ -75,40 +75,42 @@ class Proposal:
 
 @torch.no_grad()
 def find_gaps(
-    step: Proposal, rules: Rules, potentials: Potentials, theta: Potentials, target: Labeling, training: bool
+    batch: Proposal, rules: Rules, potentials: Potentials, theta: Potentials, target: Labeling, training: bool
 ) -> None:
     """Line 4: decode the corners; set the block gaps and, for ``training``, how the mass of the blocks moves.
 
     ``theta`` are the numbers of ``potentials``, without the graph.
     """
-    dual, stored, n = rules.dual, step.stored, rules.dual.num_examples
+    dual, stored, n = rules.dual, batch.stored, rules.dual.num_examples
     if type(rules.direction) is FrankWolfe and type(rules.oracle) is MaxOracle and not dual.storage.keeps_labelings:
         # All mass moves to s_i = argmax_y L_i(y) + <p(y) - p(y_i), theta_i>.
-        step.corner = corner = find_corner(dual.structure, theta, target)
+        batch.corner = corner = find_corner(dual.structure, theta, target)
         # The block gap is the derivative of the dual towards s_i: g_i = <Delta_i, theta_i>/n + L_i/n - l_i.
-        step.loss_changes = corner.loss / n - dual.loss[step.index]
-        step.values = step.block_gaps = corner.score / n + stored.inner(theta) + step.loss_changes
+        batch.loss_changes = corner.loss / n - dual.loss[batch.index]
+        batch.values = batch.block_gaps = corner.score / n + stored.inner(theta) + batch.loss_changes
         return
-    kept = stored.atoms(theta, dual.loss[step.index])
-    step.corner = _find_corners(step, rules, kept, theta, target)
-    atoms = _with_corner(kept, step, dual, lambda parts: gram_product(potentials, parts, dual.parameters))
-    step.block_gaps = atoms.gaps()
+    kept = stored.atoms(theta, dual.loss[batch.index])
+    batch.corner = _find_corners(batch, rules, kept, theta, target)
+    atoms = _with_corner(kept, batch, dual, lambda parts: gram_product(potentials, parts, dual.parameters))
+    batch.block_gaps = atoms.gaps()
     if training:
-        step.change = rules.direction(atoms)
-        step.loss_changes = (step.change * atoms.losses).sum(1) / n
-        step.values = (step.change * atoms.scores).sum(1) / n + step.loss_changes
+        batch.change = rules.direction(atoms)
+        batch.loss_changes = (batch.change * atoms.losses).sum(1) / n
+        batch.values = (batch.change * atoms.scores).sum(1) / n + batch.loss_changes
 
 
-def find_steps(step: Proposal, rules: Rules, potentials: Potentials) -> tuple[list[Tensor] | None, list[Tensor] | None]:
+def find_steps(
+    batch: Proposal, rules: Rules, potentials: Potentials
+) -> tuple[list[Tensor] | None, list[Tensor] | None]:
     """Lines 5 and 6 for each block of the batch: its direction ``Delta_i = p(s_i) - mu_i``, and its step gamma_i.
 
     Returns ``sum_i gamma_i d_i`` if the box QP has made it, and gradients that the storage adds to ``Phi_i^T Delta_i``.
     """
     with torch.no_grad():
-        step.parts, added = step.stored.combine(step.change, step.corner)
-    gradients = step.gradients = _gradients(step, rules, potentials, added)
+        batch.parts, added = batch.stored.combine(batch.change, batch.corner)
+    gradients = batch.gradients = _gradients(batch, rules, potentials, added)
     with torch.no_grad():
-        values, rows, n, combined = step.values, step.rows, rules.dual.num_examples, None
+        values, rows, n, combined = batch.values, batch.rows, rules.dual.num_examples, None
         whole, weight = len(rows) == len(values), 1.0 / (rules.dual.lam * n**2)
         if not whole:
             values = values[rows]
@@ -117,11 +119,11 @@ def find_steps(step: Proposal, rules: Rules, potentials: Potentials) -> tuple[li
             gammas, combined, _ = rules.block_steps.solve(chosen, values, weight, 1.0 / n)
         elif potentials.gram is not None and _takes_gram(rules, potentials):
             assert isinstance(rules.block_steps, BoxQP)
-            gram = potentials.gram(step.parts)
+            gram = potentials.gram(batch.parts)
             gammas = rules.block_steps.gammas(gram if whole else gram[rows][:, rows], values, weight)
         else:
             gammas = torch.ones_like(values)
-        step.gammas = gammas if whole else torch.zeros_like(step.values).index_copy_(0, rows, gammas)
+        batch.gammas = gammas if whole else torch.zeros_like(batch.values).index_copy_(0, rows, gammas)
     return combined, added
 
 
@@ -231,17 +233,17 @@ def counts(batches: list[Proposal], rows: list[Tensor]) -> tuple[int, int, int]:
 
 
 def _find_corners(
-    step: Proposal, rules: Rules, kept: tuple[Tensor, ...], theta: Potentials, target: Labeling
+    batch: Proposal, rules: Rules, kept: tuple[Tensor, ...], theta: Potentials, target: Labeling
 ) -> OracleResult:
     """The corners: cached labelings where the oracle rule accepts them, decoded elsewhere."""
-    dual, stored = rules.dual, step.stored
+    dual, stored = rules.dual, batch.stored
     decoded: Tensor | None = None
     if rules.oracle.needs_labelings and kept[0].shape[1] > 1:
         mass, scores, losses, valid = kept
         hinges = scores + losses
         best = hinges[:, 1:].masked_fill(~valid[:, 1:], -torch.inf).max(1)
         gaps = (best.values - (mass * hinges).sum(1)) / dual.num_examples
-        decoded = rules.oracle.misses(gaps, step.index, dual) | torch.isinf(best.values)
+        decoded = rules.oracle.misses(gaps, batch.index, dual) | torch.isinf(best.values)
     if decoded is None or bool(on_host(decoded).all()):
         corner = find_corner(dual.structure, theta, target)
         corner.column = stored.lookup(corner.labeling)
@@ -261,9 +263,11 @@ def _find_corners(
     return corners
 
 
-def _with_corner(kept: tuple[Tensor, ...], step: Proposal, dual: DualState, respond: Callable[[Parts], Parts]) -> Atoms:
+def _with_corner(
+    kept: tuple[Tensor, ...], batch: Proposal, dual: DualState, respond: Callable[[Parts], Parts]
+) -> Atoms:
     """The atoms of the blocks, and a last column for the corner, valid where it is not yet an atom."""
-    corner, (mass, scores, losses, valid) = step.corner, kept
+    corner, (mass, scores, losses, valid) = batch.corner, kept
     assert corner.column is not None
     new = corner.column == 0
     weight = 1.0 / (dual.lam * dual.num_examples**2)
@@ -274,21 +278,23 @@ def _with_corner(kept: tuple[Tensor, ...], step: Proposal, dual: DualState, resp
         torch.cat([valid, new.unsqueeze(1)], 1),
         torch.where(new, valid.shape[1], corner.column),
         dual.num_examples,
-        lambda: weight * step.stored.curvature(corner, respond),
+        lambda: weight * batch.stored.curvature(corner, respond),
     )
 
 
-def _gradients(step: Proposal, rules: Rules, potentials: Potentials, added: list[Tensor] | None) -> list[Tensor] | None:
+def _gradients(
+    batch: Proposal, rules: Rules, potentials: Potentials, added: list[Tensor] | None
+) -> list[Tensor] | None:
     """``n d_i``, that is ``Phi_i^T Delta_i``, ``[B, *shape]`` for each parameter, if needed or cheap; else None."""
     dual = rules.dual
     if dual.storage.needs_gradients:
-        gradients: list[Tensor] | None = per_example_adjoint(potentials, step.parts, dual.parameters)
+        gradients: list[Tensor] | None = per_example_adjoint(potentials, batch.parts, dual.parameters)
     elif not rules.block_steps.needs_gradients or (added is None and _takes_gram(rules, potentials)):
         return None
     else:
         waiting = [g for other in dual.mailbox.waiting for g in getattr(other, "gradients", None) or []]
         kept = sum(g.numel() * g.element_size() for g in waiting)
-        gradients = cheap_adjoint(potentials, step.parts, dual.parameters, kept)
+        gradients = cheap_adjoint(potentials, batch.parts, dual.parameters, kept)
     if gradients is None or added is None:
         return gradients
     return [dense(g) + more for g, more in zip(gradients, added, strict=True)]

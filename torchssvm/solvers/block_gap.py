@@ -101,35 +101,35 @@ class BlockGap(nn.Module):
         """As calling it, for callers that tell the other processes of errors by themselves."""
         training = _trains(potentials)
         with full_precision(potentials.device):
-            step, theta, target = self._blocks(potentials, target, index, training)
-            find_gaps(step, self, potentials, theta, target, training)
+            batch, theta, target = self._blocks(potentials, target, index, training)
+            find_gaps(batch, self, potentials, theta, target, training)
             if not training:
-                return step.gap()
-            combined, added = find_steps(step, self, potentials)
+                return batch.gap()
+            combined, added = find_steps(batch, self, potentials)
             # The gradient of the loss is d = sum_i gamma_i d_i.
-            inputs, outputs = self._outputs(step, potentials, combined, added)
-            return _Propose.apply(self.dual.mailbox, step, outputs, *inputs)
+            inputs, outputs = self._outputs(batch, potentials, combined, added)
+            return _Propose.apply(self.dual.mailbox, batch, outputs, *inputs)
 
     def _outputs(
-        self, step: Proposal, potentials: Potentials, combined: list[Tensor] | None, added: list[Tensor] | None
+        self, batch: Proposal, potentials: Potentials, combined: list[Tensor] | None, added: list[Tensor] | None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Tensors and the gradients that the backward pass gives them; sets ``step.reference``.
+        """Tensors and the gradients that the backward pass gives them; sets ``batch.reference``.
 
         These are the weights, where the potentials depend on nothing else that is trained, and else the potentials.
         """
-        parameters, share = self.dual.parameters, step.gammas / self.dual.num_examples
+        parameters, share = self.dual.parameters, batch.gammas / self.dual.num_examples
         alone = potentials.weights is not None and all(map(operator.is_, potentials.weights, parameters))
         if combined is not None and alone:
-            step.reference = combined
+            batch.reference = combined
             return list(parameters), combined
-        weighted = scale(step.parts, share)
-        step.reference = adjoint(potentials, weighted, parameters, sparse=True)
+        weighted = scale(batch.parts, share)
+        batch.reference = adjoint(potentials, weighted, parameters, sparse=True)
         if alone:
-            return list(parameters), step.reference
+            return list(parameters), batch.reference
         inputs, outputs = list(potentials.tensors.values()), [weighted[name] for name in potentials.tensors]
         if added is not None:
             more = combine(added, share)
-            step.reference = [dense(a) + b for a, b in zip(step.reference, more, strict=True)]
+            batch.reference = [dense(a) + b for a, b in zip(batch.reference, more, strict=True)]
             inputs, outputs = inputs + list(parameters), outputs + more
         return inputs, outputs
 
@@ -164,19 +164,19 @@ class _Propose(torch.autograd.Function):
     """Forward returns the gap; backward returns ``gradients`` times the upstream gradient, and proposes the step."""
 
     @staticmethod
-    def forward(ctx: Any, mailbox: Mailbox, step: Proposal, gradients: list[Tensor], *inputs: Tensor) -> Tensor:
-        ctx.mailbox, ctx.step, ctx.gradients = mailbox, step, gradients
-        return step.gap()
+    def forward(ctx: Any, mailbox: Mailbox, batch: Proposal, gradients: list[Tensor], *inputs: Tensor) -> Tensor:
+        ctx.mailbox, ctx.batch, ctx.gradients = mailbox, batch, gradients
+        return batch.gap()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        step = copy(ctx.step)  # the graph may be kept, and used again
-        step.factor = upstream[0].detach()
-        scale = step.factor.to(ctx.gradients[0].dtype)
+        batch = copy(ctx.batch)  # the graph may be kept, and used again
+        batch.factor = upstream[0].detach()
+        scale = batch.factor.to(ctx.gradients[0].dtype)
         # The new tensors become ``.grad``: the optimizer compares these with the reference.
         if any(gradient.is_sparse for gradient in ctx.gradients):
             gradients: Sequence[Tensor] = [gradient * scale for gradient in ctx.gradients]
         else:  # in one kernel
             gradients = torch._foreach_mul(ctx.gradients, scale)
-        ctx.mailbox.put(step)
+        ctx.mailbox.put(batch)
         return (None, None, None, *gradients)
