@@ -234,7 +234,7 @@ DOORS = [
     *((lambda lam=lam: dual_of(lam=lam), ValueError, "lam") for lam in (0.0, -1.0, *NOT_FINITE)),
     (lambda: dual_of(lam=True), TypeError, "lam"),
     (lambda: dual_of(structure="chain"), TypeError, "structure"),
-    (lambda: dual_of(Scores(3, 4)), TypeError, "structure"),
+    (lambda: dual_of(Scores(3, 4)), ValueError, "structure"),
     (lambda: dual_of(nn.Module(), structure=Multiclass(3)), ValueError, "parameters"),
     (lambda: dual_of(frozen()), ValueError, "bias"),
     (lambda: dual_of(LinearMulticlass(3, 3).half()), TypeError, "float16"),

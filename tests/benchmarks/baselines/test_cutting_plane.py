@@ -126,4 +126,4 @@ def test_blocks_reach_the_optimum_of_the_restricted_qp(seed, n, dtype):
     np.testing.assert_allclose(
         hinges, [max([0.0, *(costs - planes @ weights)[owner == i]]) for i in range(n)], atol=1e-5
     )
-    assert -1e-9 <= primal - dual <= 1e-4
+    assert (-1e-9 if dtype == np.float64 else -1e-7) <= primal - dual <= 1e-4

@@ -202,6 +202,10 @@ class Decisions(Structure):
             delta = delta + target.fixed
         return delta, -self._factor * (target.y.to(torch.float64) * delta).sum(1)
 
+    @override
+    def resize(self, labelings: Tensor, target: Decision) -> Tensor:
+        return super().resize(labelings, target.y)
+
     def target(self, costs: Tensor | Any, given: Tensor | Any = None) -> Decision:
         """The optimal decisions under true costs, as targets.
 
