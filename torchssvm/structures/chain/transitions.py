@@ -58,7 +58,8 @@ class Transitions:
     def _check_lengths(self, longest: int) -> None:
         """Raise ValueError unless some sequence of each length up to ``longest`` is allowed.
 
-        The states that can be last depend on those of one length less: where both are the same, so are all that follow.
+        The states that can be last depend on those of one length less. Where both are the same, so are all that follow;
+        in a longer cycle each length is looked at.
         """
         pairs, last = self.pairs.cpu().numpy(), self.last.cpu().numpy()
         while self._checked < longest:

@@ -249,7 +249,7 @@ class Multilabel(Summed):
         most = self.decoder.max_rounds if isinstance(self.decoder, MessagePassing) else 0
         if self.pairwise and not most:
             raise TypeError(
-                f"decoder={self.decoder} cannot be traced by torch: give Decoder(head, "
+                f"decoder={self.decoder} cannot be traced by torch: read files by load_head, or give Decoder(head, "
                 f"structure=Multilabel({self.num_labels}, decoder=MessagePassing()))"
             )
         return LabelSetDecoder(self.num_labels, self.pairwise, most, self._places)
