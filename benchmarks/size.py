@@ -22,7 +22,7 @@ from typing import NamedTuple
 FOLDERS = ("torchssvm", "models", "datasets", "tests", "benchmarks")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 SHORT = 60
-CALLS = """
+LOAD = """
 import importlib.util, json, sys, warnings
 root = sys.argv[1]
 sys.path.insert(0, root)
@@ -33,9 +33,14 @@ for name in ("datasets", "models"):  # as they are installed
         f"torchssvm.{name}", f"{place}/__init__.py", submodule_search_locations=[place])
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+warnings.simplefilter("ignore")
+"""
+"""Imports the package of another clone, with data sets and models."""
+CALLS = (
+    LOAD
+    + """
 from torchssvm import BCFW, BlockGap, DualState, LinearChain, certify, in_order
 from torchssvm.datasets import OCR
-warnings.simplefilter("ignore")
 words = OCR("train", "small")
 
 def count(run):  # files, functions of the package that are called, and successive calls in different files
@@ -70,6 +75,7 @@ step = count(lambda: one(batches[2]))
 certify(head, dual, batches)
 print(json.dumps([step, count(lambda: certify(head, dual, batches))]))
 """
+)
 
 
 class Size(NamedTuple):

@@ -5,6 +5,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import beside
 import pytest
 import run as program
 import size
@@ -270,3 +271,9 @@ b""", x / 2
     )
     assert size.measure(tmp_path / "one.py") == (1, 15, 10, 5, 1)
     assert size.total(tmp_path) == (1, 15, 10, 5, 1)
+
+
+def test_a_clone_is_timed_beside_itself():
+    root = Path(beside.__file__).parents[1]
+    line = beside.compare(beside.Clone(root), beside.Clone(root), "sets", 1, 6)
+    assert float(line.split()[3]) > 0.0
