@@ -8,7 +8,7 @@ import torch
 from cases.problems import PROBLEMS, assert_same, chain, through_a_file
 
 from torchssvm import GDMM, CompiledBCFW, Corrective, DualState, GapBatchSampler, Labelings, MeanParts, Weights
-from torchssvm.core.states import with_seal
+from torchssvm.core.states import check_entries, with_seal
 from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
 
@@ -189,3 +189,8 @@ def test_parts_of_a_dual_make_the_whole(kind):
     whole = dual.merged_state([dual.part_of_state(state, part) for part in parts], parts)
     dual.load_state_dict(whole)
     assert_same([dual.part_of_state(whole, p) for p in parts], [dual.part_of_state(state, p) for p in parts])
+
+
+def test_an_entry_of_a_list_that_is_of_another_problem_is_named():
+    with pytest.raises(ValueError, match=r"another problem.*\['sizes'\]\[1\] is 4"):
+        check_entries({"sizes": [3, 4]}, {"sizes": [3, 5]}, "state")

@@ -50,7 +50,7 @@ def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:
-    """``structure``, or ``head.structure`` if it is None; TypeError if it is no structure, ValueError for none."""
+    """``structure``, or ``head.structure`` if it is None; TypeError for anything else, ValueError if there is none."""
     if structure is None and (structure := getattr(head, "structure", None)) is None:
         raise ValueError(f"head={type(head).__name__} has no attribute structure: give structure=...")
     return as_structure(structure)

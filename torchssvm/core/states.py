@@ -58,22 +58,25 @@ def check_entries(state: Any, wanted: dict[str, Any], where: str) -> None:
     if not isinstance(state, dict) or state.keys() != wanted.keys():
         raise damaged(f"{where} does not have the entries {list(wanted)}")
     for name, entry in wanted.items():
-        value = state[name]
-        if _fits(value, entry):
-            continue
-        if isinstance(value, str | int | float) and not isinstance(entry, type | Numbers | list):
-            raise ValueError(f"the checkpoint is of another problem: {where}[{name!r}] is {value}, and must be {entry}")
-        raise damaged(f"{where}[{name!r}]")
+        _check_entry(state[name], entry, f"{where}[{name!r}]")
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, type):
-        return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
-    if isinstance(wanted, Numbers):
-        return wanted.fit(value)
-    if isinstance(wanted, list):
-        return isinstance(value, list) and len(value) == len(wanted) and all(map(_fits, value, wanted))
-    return type(value) is type(wanted) and bool(value == wanted)
+def _check_entry(value: Any, wanted: Any, where: str) -> None:
+    match wanted:
+        case type():
+            fits = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+        case Numbers():
+            fits = wanted.fit(value)
+        case list():
+            fits = isinstance(value, list) and len(value) == len(wanted)
+            for place, (item, inner) in enumerate(zip(value, wanted, strict=True) if fits else ()):
+                _check_entry(item, inner, f"{where}[{place}]")
+        case _:
+            fits = type(value) is type(wanted) and value == wanted
+            if not fits and isinstance(value, str | int | float):
+                raise ValueError(f"the checkpoint is of another problem: {where} is {value}, and must be {wanted}")
+    if not fits:
+        raise damaged(where)
 
 
 def damaged(where: str) -> ValueError:

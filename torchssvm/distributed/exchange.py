@@ -91,13 +91,13 @@ class Exchange:
 
         def tell() -> tuple[list[Tensor], Tensor]:
             gradients, figures = make()
-            told = torch.cat([dense(g).reshape(-1) if small else self._counts(g) for g in gradients])
-            return gradients, torch.cat([torch.tensor(figures, dtype=torch.float64), told.cpu()])
+            numbers = torch.cat([dense(g).reshape(-1) if small else self._counts(g) for g in gradients])
+            return gradients, torch.cat([torch.tensor(figures, dtype=torch.float64), numbers.cpu()])
 
         gradients, table = self.ranks.share(tell, _length(self.ranks, self._like))
-        every, told = table.split([len(Figures._fields), table.shape[1] - len(Figures._fields)], 1)
-        combine = self._in_one_message if small else self._in_slices
-        combined, beta, products = combine(gradients, told, lambda gram: solve_box_qp(gram / lam, every[:, 0], _SWEEPS))
+        every, numbers = table.tensor_split([len(Figures._fields)], 1)
+        values, combine = every[:, 0], self._in_one_message if small else self._in_slices
+        combined, beta, products = combine(gradients, numbers, lambda gram: solve_box_qp(gram / lam, values, _SWEEPS))
         separate = float(products.diagonal().sum())
         rho = max(float(products.sum()), 0.0) / separate if separate > 0.0 else 1.0
         squared = max(float(beta @ products @ beta), 0.0)  # directions that cancel leave rounding of either sign

@@ -171,7 +171,7 @@ class DualState(ByRank):
         self.unclipped: list[Tensor] = list(self.parameters)
         self.recomputed: list[Tensor] | None = None
         self.held_norm = self._held_square = 0.0
-        self._written = [-1 if bool(p.any()) else p._version for p in self.parameters]  # those of a new dual are zero
+        self._written = [-1 if bool(p.any()) else p._version for p in self.parameters]  # a new dual has zero weights
         self._numbers = sum(p.numel() for p in self.parameters)
         self._unread = 0  # blocks moved since all weights were read
         self.version = 0

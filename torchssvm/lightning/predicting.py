@@ -173,7 +173,7 @@ class Predicting(Resumable):
             nn.init.zeros_(parameter)
 
     def _rest(self) -> None:
-        if self.features is not None:
+        if self.features is not None and self.features.training:  # eval() visits every submodule
             self.features.eval()
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:

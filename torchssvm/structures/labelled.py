@@ -96,7 +96,7 @@ class Labelled(Structure):
 
 
 class Summed(Structure):
-    """A structure that scores, and adds the parts of, several labelings of each example at once."""
+    """A structure that handles several labelings of each example at once: their scores, and sums of their parts."""
 
     tensors = 1
     """Number of leading tensors of a labeling, or target, that determine its parts."""

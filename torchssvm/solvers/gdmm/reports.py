@@ -1,4 +1,4 @@
-"""What GDMM says of a pass, and of the weights after it."""
+"""GDMM's report of a pass, and its certificate."""
 
 from __future__ import annotations
 
