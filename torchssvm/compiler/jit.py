@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import time
 import weakref
@@ -194,6 +195,53 @@ class ByKind:
     def __call__(self, kind: Any, *arguments: Any) -> Any:
         """Run the version of ``kind``."""
         return self.version(type(kind))(kind, *arguments)
+
+
+class ByAddress(ByKind):
+    """A function by kind of ``(kind, examples, ...)``, which kernels that know no kind call by an address.
+
+    Annotations declare the types of its arguments, but for those that tell theirs by their names, and what every
+    version returns.
+    """
+
+    _slots = itertools.count()
+
+    def __init__(self, default: Callable[..., Any]) -> None:
+        super().__init__(default)
+        self.slot = next(self._slots)  # the place of its address in ``examples.calls``
+        function = default.py_func if isinstance(default, Kernel) else default
+        names, declared = function.__code__.co_varnames[: function.__code__.co_argcount], function.__annotations__
+        self.parameters, self.returned = [(name, declared.get(name, "")) for name in names], declared["return"]
+        self.described = f"{self.slot} {self.parameters} {self.returned}"
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        if stock.is_on():
+            return super()._numba_type_
+        from torchssvm.compiler.by_address import AddressFunction
+
+        return AddressFunction(self)
+
+
+class Addresses:
+    """Called in a kernel as ``addresses(calls, types)``, it writes the addresses of a kind's versions to ``calls``.
+
+    ``types`` are a :class:`.by_address.Types`; the versions are compiled with the kernel.
+    """
+
+    def __init__(self, *functions: ByAddress) -> None:
+        self.functions, self.__module__ = functions, __name__
+        self.described = self.__qualname__ = " ".join(function.__qualname__ for function in functions)  # type: ignore[attr-defined]
+
+    def versions(self, kinds: Container[type]) -> list[tuple[str, Kernel]]:
+        """As of :meth:`ByKind.versions`, of all functions."""
+        return [version for function in self.functions for version in function.versions(kinds)]
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        from torchssvm.compiler.by_address import AddressesType
+
+        return AddressesType(self)
 
 
 class Vectorised:

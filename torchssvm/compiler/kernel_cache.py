@@ -93,6 +93,8 @@ class KernelCache:
 def _classes(kinds: Any) -> Iterator[Any]:
     """The classes of the named tuples among these types, and within them."""
     for kind in kinds:
+        if isinstance(kind, types.TypeRef):
+            yield from _classes((kind.instance_type,))
         if isinstance(kind, types.BaseTuple):
             if hasattr(kind, "instance_class"):
                 yield kind.instance_class

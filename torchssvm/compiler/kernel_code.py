@@ -20,8 +20,17 @@ from typing_extensions import override
 class Fields(types.NamedTuple):
     """Type of a named tuple of this package, which kernels receive as a pointer to its fields.
 
-    Tuples that a kernel makes keep Numba's type: LLVM assumes that nothing writes to these fields.
+    Tuples that a kernel makes keep Numba's type: LLVM assumes that nothing writes to these fields. Fields that the
+    class names in ``hidden`` are behind a pointer, so that a kernel that does not know their types finds the others.
     """
+
+
+class _Hidden(types.Opaque):
+    """Type of a pointer to a value of unknown type."""
+
+
+HIDDEN = _Hidden("hidden")
+register_default(_Hidden)(models.OpaqueModel)
 
 
 @register_default(Fields)
@@ -41,7 +50,10 @@ class _FieldsModel(models.TupleModel):
     @functools.cached_property
     def fields(self) -> Any:
         """The structure that it points to."""
-        return super().get_value_type()
+        members = zip(self._fe_type.fields, self._models, strict=True)
+        return ir.LiteralStructType(
+            [cgutils.voidptr_t if _is_hidden(self._fe_type, name) else one.get_value_type() for name, one in members]
+        )
 
     @functools.cache  # noqa: B019
     def offset(self, target: Any, at: int) -> int:
@@ -55,6 +67,10 @@ class _FieldsModel(models.TupleModel):
         return value
 
 
+def _is_hidden(kind: Any, name: str) -> bool:
+    return name in getattr(kind.instance_class, "hidden", ())
+
+
 @lower_getattr_generic(Fields)
 def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
     model, at = context.data_model_manager[kind], kind.fields.index(name)
@@ -64,6 +80,9 @@ def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
     field = module.add_metadata(["field", module.add_metadata(["torchssvm"]), cgutils.intp_t(0)])
     # nothing writes to fields: LLVM may load one before the loop that uses it
     loaded.set_metadata("tbaa", module.add_metadata([field, field, cgutils.intp_t(0), cgutils.intp_t(1)]))
+    of = kind[at]
+    if _is_hidden(kind, name) and not isinstance(of, Fields | types.Opaque | types.NoneType):
+        return builder.load(builder.bitcast(loaded, context.get_value_type(of).as_pointer()))
     return loaded
 
 
@@ -74,7 +93,10 @@ def _unbox(kind: Any, obj: Any, c: Any) -> NativeValue:
     cleanups = []
     for i, field in enumerate(kind):
         native = c.unbox(field, c.pyapi.tuple_getitem(obj, i))
-        c.builder.store(native.value, cgutils.gep_inbounds(c.builder, fields, 0, i))
+        value = native.value
+        if _is_hidden(kind, kind.fields[i]) and value.type != cgutils.voidptr_t:
+            value = c.builder.bitcast(cgutils.alloca_once_value(c.builder, value), cgutils.voidptr_t)
+        c.builder.store(value, cgutils.gep_inbounds(c.builder, fields, 0, i))
         failed = c.builder.or_(failed, native.is_error)
         cleanups.append(native.cleanup)
 

@@ -14,7 +14,7 @@ import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 
-_COMPILER = ("jit", "kernel_code", "kernel_compiler", "by_kind", "vector_code", "vector_panels", "vectors")
+_COMPILER = ("jit", "kernel_code", "kernel_compiler", "by_kind", "by_address", "vector_code", "vector_panels", "vectors")
 _FIXED = {"builtins", "math", "numba", "numpy", "operator"}  # packages whose functions change with their version alone
 
 
@@ -75,7 +75,7 @@ def _content(kernel: Any) -> tuple[bytes, list[Any], set[type]]:
         for name, value in _values_read(function, code):
             if _is_callee(value):
                 callees.append(value)
-                text.append(f"{name} {value.__module__}.{value.__qualname__}")
+                text.append(f"{name} {value.__module__}.{value.__qualname__} {getattr(value, 'described', '')}")
             else:
                 text.append(f"{name} {_constant(value)}")
             if hasattr(value, "_fields"):
@@ -153,4 +153,4 @@ def _constant(value: Any) -> str:
 
 def describe_class(kind: Any) -> str:
     """The name and the fields of a named tuple's class."""
-    return f"{kind.__module__}.{kind.__qualname__}{kind._fields}"
+    return f"{kind.__module__}.{kind.__qualname__}{kind._fields}{getattr(kind, 'hidden', ())}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
+from torchssvm.compiler.jit import Addresses, ByAddress, ByKind, njit, njit_fastmath
 from torchssvm.compiler.vectors import (
     add_row,
     add_rows,
@@ -27,6 +27,18 @@ from torchssvm.compiler.vectors import (
 )
 from torchssvm.kinds.examples import Dense, Listed
 from torchssvm.kinds.long import add_long_to_weights, long_square, respond_to_long_parts
+
+
+Rows = np.ndarray
+"""``[rows, K]`` in the dtype of the weights."""
+Sums = np.ndarray
+"""``[rows, K]`` float64."""
+Labels = np.ndarray
+"""``[*]`` int64."""
+Marks = np.ndarray
+"""``[*]`` bool."""
+Numbers = np.ndarray
+"""``[*]`` float64."""
 
 
 @njit
@@ -78,12 +90,22 @@ def triangle(t, u):
     return t * (t + 1) // 2 + u if t >= u else u * (u + 1) // 2 + t
 
 
-@ByKind
+@ByAddress
 @njit_fastmath
-def potentials(kind, examples, model, i, scratch):
-    """Emissions of example i, in ``scratch.emission``, and the scores of its pairs, which are their weights."""
+def potentials(kind, examples, model, i: int, scratch) -> bool:
+    """Write the emissions of example i to ``scratch.emission``.
+
+    Returns whether the scores of its pairs are in ``scratch.transition``, else they are ``model.transition``.
+    """
     potentials_of_rows(examples, model, i, scratch.emission)
-    return scratch.emission, model.transition
+    return False
+
+
+@njit
+def read_slot(i, c, examples, blocks, labels):
+    """The labeling of a slot as int64, like a corner, so that what takes either is compiled once."""
+    for t in range(size_of(examples, i)):
+        labels[t] = blocks.labelings[i, c, t]
 
 
 class Score(NamedTuple):
@@ -184,9 +206,9 @@ def list_states(examples, i, labels, other, task):
     return total
 
 
-@ByKind
+@ByAddress
 @njit
-def score(kind, examples, i, labels, length, emission, transition):
+def score(kind, examples, i: int, labels: Labels, length: int, emission: Rows, transition: Rows) -> float:
     """Score of one labeling of example i, float64.
 
     Args:
@@ -199,8 +221,19 @@ def score(kind, examples, i, labels, length, emission, transition):
     return list_parts(kind, examples, i, labels, labels, Score(emission, transition))
 
 
-@ByKind
-def decode(kind, examples, i, length, scratch, transition, labels):
+@ByAddress
+@njit
+def score_slots(
+    kind, examples, i: int, length: int, blocks, count: int, emission: Rows, transition: Rows, scratch, scores: Numbers
+) -> None:
+    """Write the scores of the labelings in the first ``count`` slots of block i to ``scores``."""
+    for c in range(count):
+        read_slot(i, c, examples, blocks, scratch.labels)
+        scores[c] = score(kind, examples, i, scratch.labels, length, emission, transition)
+
+
+@ByAddress
+def decode(kind, examples, i: int, length: int, scratch, transition: Rows, labels: Labels) -> float:
     """Write the best labeling, its loss added, into ``labels``; returns the loss, float64.
 
     ``scratch.emission`` and ``transition`` are the scores. ``scratch.prefixes``, ``into`` and ``room`` are free.
@@ -208,9 +241,9 @@ def decode(kind, examples, i, length, scratch, transition, labels):
     """
 
 
-@ByKind
+@ByAddress
 @njit
-def loss_of(kind, examples, i, labels):
+def loss_of(kind, examples, i: int, labels: Labels) -> float:
     """The loss of a labeling, float64: the costs of its wrong labels."""
     loss, start = 0.0, examples.start[i]
     for t in range(size_of(examples, i)):
@@ -219,9 +252,11 @@ def loss_of(kind, examples, i, labels):
     return loss
 
 
-@ByKind
+@ByAddress
 @njit
-def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+def add_labeling(
+    kind, examples, i: int, length: int, labels: Labels, mass: float, delta: Rows, pairs: Rows, counts: Sums
+) -> None:
     """``mass (p(labels) - p(y))`` added to parts.
 
     ``counts``, shaped like ``pairs``, are zero before and after: room for a kind with another :func:`respond`. The
@@ -250,13 +285,31 @@ def uniform_mean_loss(kind, examples, i, t, psi, total, absolute):
     return cost * (at_target - total), cost * (absolute - abs(at_target))
 
 
+@ByAddress
+@njit
+def mean_losses(kind, examples, i: int, length: int, psi: Rows, sums: Sums) -> tuple[float, float]:
+    """The sums of :func:`mean_loss` over the rows; ``sums[t]`` has the total and the absolute total in columns 1, 2."""
+    told, size = 0.0, 0.0
+    for t in range(length):
+        mean, terms = mean_loss(kind, examples, i, t, psi[t], sums[t, 1], sums[t, 2])
+        told, size = told + mean, size + terms
+    return told, size
+
+
 @njit
 def mark_rows(kind, examples, i, labels, used):
     """Mark the rows of the pairs of a labeling in ``used``; a single row is marked without listing the parts."""
     if len(used) == 1:
         used[0] = True
     elif len(used):
-        list_parts(kind, examples, i, labels, labels, Mark(used[:0], used))
+        mark_parts(kind, examples, i, labels, used)
+
+
+@ByAddress
+@njit
+def mark_parts(kind, examples, i: int, labels: Labels, used: Marks) -> None:
+    """Mark the rows of the pairs of a labeling in ``used``."""
+    list_parts(kind, examples, i, labels, labels, Mark(used[:0], used))
 
 
 @njit
@@ -335,11 +388,45 @@ def respond(kind, examples, model, i, length, labels, scratch, slots, count, cor
     return scratch.response, moved
 
 
+@ByAddress
 @njit
-def forget_pairs(kind, examples, i, labels, scratch):
-    """Set the rows that ``respond`` wrote in ``scratch.pairs`` back to zero."""
-    count = list_rows_of(kind, examples, i, labels, scratch)
-    set_rows(scratch.pairs, None, scratch.rows, count, None, None)
+def fill_products(
+    kind, examples, model, i: int, length: int, labels: Labels, blocks, count: int, corner: Labels, is_new: bool,
+    scratch, products: Numbers,
+) -> None:
+    """Products of ``Phi^T (p(labels) - p(y))`` with the same of each slot and, if it ``is_new``, of the corner."""
+    read = scratch, blocks.labelings[i], count, corner, is_new
+    response, pairs = respond(kind, examples, model, i, length, labels, *read)
+    fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products)
+    rows = list_rows_of(kind, examples, i, labels, scratch)
+    set_rows(scratch.pairs, None, scratch.rows, rows, None, None)
+
+
+@ByAddress
+@njit
+def fill_products_of_rest(
+    kind, examples, model, i: int, length: int, psi: Rows, psi_pairs: Rows, rows: Labels, blocks, count: int,
+    corner: Labels, is_new: bool, scratch, products: Numbers,
+) -> float:
+    """As :func:`fill_products`, of ``Phi^T psi`` instead; returns its square."""
+    read = scratch, blocks.labelings[i], count, corner, is_new
+    square, pairs = respond_to_parts(kind, examples, model, i, length, psi, psi_pairs, rows, *read)
+    response = scratch.response
+    fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products)
+    return square
+
+
+@njit
+def fill_from_response(
+    kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products
+):
+    """Scores of the slots and of the corner, less the target's, at a response."""
+    target = score(kind, examples, i, examples.y[examples.start[i] : examples.start[i + 1]], length, response, pairs)
+    for c in range(count):
+        read_slot(i, c, examples, blocks, scratch.slot)
+        products[c] = score(kind, examples, i, scratch.slot, length, response, pairs) - target
+    if is_new:
+        products[count] = score(kind, examples, i, corner, length, response, pairs) - target
 
 
 @njit
@@ -355,9 +442,11 @@ def square_rows(examples, model, i, length, delta, scratch):
     return total
 
 
-@ByKind
+@ByAddress
 @njit
-def squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
+def squared_length(
+    kind, examples, model, i: int, length: int, delta: Rows, pairs: Rows, rows: Labels, scratch
+) -> float:
     """``|Phi_i^T delta|^2``; ``scratch.squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that count."""
     return square_rows(examples, model, i, length, delta, scratch) + exact_dots(pairs, pairs, rows, len(rows))
 
@@ -380,9 +469,11 @@ def add_rows_to_weights(examples, model, i, length, delta, scratch, factor):
                 add_row(weights, delta[t], factor)
 
 
-@ByKind
+@ByAddress
 @njit_fastmath
-def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
+def add_to_weights(
+    kind, examples, model, i: int, length: int, delta: Rows, pairs: Rows, rows: Labels, scratch, factor: float
+) -> None:
     """``w += factor Phi_i^T delta``; ``scratch.squares`` is 0 for rows without a change, ``pairs`` beyond ``rows``."""
     add_rows_to_weights(examples, model, i, length, delta, scratch, factor)
     for j in rows:
@@ -439,8 +530,10 @@ def _add_outer_of_dense(form, examples, start, length, rows, squares, weights, f
                         row[k] += value * change[k]
 
 
-@ByKind
-def solve_block(kind, examples, i, length, psi, curvature, scratch):
+@ByAddress
+def solve_block(
+    kind, examples, i: int, length: int, psi: Rows, curvature: float, scratch
+) -> tuple[float, float, float, float]:
     """The best psi of block i for its scores, for a kind that needs no labelings for it: optional.
 
     ``scratch.into`` gets the best psi, and ``scratch.delta`` the current psi less the best one, the step's direction.
@@ -456,10 +549,37 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
     """
 
 
-@ByKind
-def examine_block(kind, examples, i, length, psi, scratch):
+@ByAddress
+def examine_block(
+    kind, examples, i: int, length: int, psi: Rows, scratch
+) -> tuple[float, float, float, float, float]:
     """The figures of an exact pass for a block that is solved whole, whose emissions are in ``scratch``.
 
     Returns:
         Hinge, ``<psi, scores>``, mean loss, and the sums of the absolute values of its terms and of psi.
     """
+
+
+_visits = Addresses(
+    potentials, score, score_slots, decode, loss_of, add_labeling, mean_losses, mark_parts, squared_length, add_to_weights
+)
+_products = Addresses(fill_products, fill_products_of_rest)
+_whole = Addresses(potentials, solve_block, examine_block, add_to_weights)
+
+
+@njit
+def fill_visits(calls, types):
+    """The addresses that visits and exact passes call."""
+    _visits(calls, types)
+
+
+@njit
+def fill_products_calls(calls, types):
+    """The addresses that steps with inner products of labelings call too."""
+    _products(calls, types)
+
+
+@njit
+def fill_whole(calls, types):
+    """The addresses that steps and exact passes of whole blocks call."""
+    _whole(calls, types)

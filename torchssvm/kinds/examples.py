@@ -39,7 +39,10 @@ class Examples(NamedTuple):
         kind: A named tuple with further data of the kind. Its class selects the functions of :mod:`.block`.
         reach: None if no example has more than ``stored`` rows, so that kernels for long examples are not compiled.
         form: The form of the features: dense rows, or lists with values or of ones. Its class selects the kernels.
+        calls: Addresses of the kind's kernels, see :mod:`torchssvm.compiler.by_address`.
     """
+
+    hidden = ("kind", "reach", "form")
 
     dense: bool
     x: Any
@@ -63,6 +66,7 @@ class Examples(NamedTuple):
     kind: Any = None
     reach: Any = None
     form: Any = None
+    calls: Any = np.zeros(0, np.int64)
 
 
 class Dense(NamedTuple):
@@ -93,6 +97,8 @@ class Scratch(NamedTuple):
     oracle's bound and the value of its labeling. ``room`` has further arrays of the kind.
     """
 
+    hidden = ("room",)
+
     emission: Any
     transition: Any
     into: Any
@@ -107,6 +113,7 @@ class Scratch(NamedTuple):
     sums: Any
     corner: Any
     labels: Any
+    slot: Any
     mass: Any
     hinge: Any
     score_loss: Any
@@ -152,6 +159,7 @@ def make_scratch(
         sums=np.zeros((longest, 3)),
         corner=np.zeros(labels, np.int64),
         labels=np.zeros(labels, np.int64),
+        slot=np.zeros(labels, np.int64),
         mass=np.zeros(atoms),
         hinge=np.zeros(atoms),
         score_loss=np.zeros(atoms),

@@ -12,12 +12,12 @@ from torchssvm.compiler.vectors import exact_dots, set_row, set_rows
 from torchssvm.dual.active_sets import victim
 from torchssvm.kinds.block import (
     add_labeling,
-    forget_pairs,
+    fill_products,
+    fill_products_of_rest,
     list_rows,
     mark_rows,
-    respond,
-    respond_to_parts,
-    score,
+    read_slot,
+    score_slots,
     size_of,
 )
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, left_of
@@ -53,10 +53,11 @@ def fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, t
     elif mass[0] == 0.0:
         hinge[0] = -np.inf
     mean, best = mass[0] * hinge[0] if mass[0] > 0.0 else 0.0, -1
+    if count:
+        score_slots(examples.kind, examples, i, length, blocks, count, emission, transition, scratch, scratch.work)
     for c in range(count):
         mass[c + 1], parts[c + 1] = blocks.mass[i, c], blocks.loss[i, c]
-        slot_score = score(examples.kind, examples, i, blocks.labelings[i, c], length, emission, transition)
-        hinge[c + 1] = weight * (slot_score - base) + parts[c + 1]
+        hinge[c + 1] = weight * (scratch.work[c] - base) + parts[c + 1]
         mean += mass[c + 1] * hinge[c + 1]
         if best < 0 or hinge[c + 1] > hinge[best + 1]:
             best = c
@@ -75,13 +76,6 @@ def find_slot(i, count, size, labelings, labeling):
         if same:
             return c
     return -1
-
-
-@njit
-def read_slot(i, c, examples, blocks, labels):
-    """The labeling of a slot as int64, like a corner, so that what takes either is compiled once."""
-    for t in range(size_of(examples, i)):
-        labels[t] = blocks.labelings[i, c, t]
 
 
 @njit
@@ -155,10 +149,9 @@ def add_to_rest(examples, i, length, labels, mass, blocks, counts):
 @njit
 def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2); slots keep theirs."""
-    gram, labels = scratch.gram, scratch.labels
-    kind, size, read = examples.kind, size_of(examples, i), (scratch, blocks.labelings[i], count, output, is_new)
-    start, factor = examples.start[i], examples.weight[i] * examples.weight[i]
-    target = examples.y[start : start + size]
+    gram, labels, products = scratch.gram, scratch.labels, scratch.work
+    kind, size, factor = examples.kind, size_of(examples, i), examples.weight[i] * examples.weight[i]
+    read = blocks, count, output, is_new, scratch, products
     for a in range(atoms):
         gram[0, a] = 0.0
         gram[a, 0] = 0.0
@@ -175,10 +168,9 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, 
             read_slot(i, c, examples, blocks, labels)
         for t in range(size if c == count else 0):
             labels[t] = output[t]
-        response, pairs = respond(kind, examples, model, i, length, labels, *read)
-        target_score = score(kind, examples, i, target, length, response, pairs)
+        fill_products(kind, examples, model, i, length, labels, *read)
         for e in range(count):
-            value = factor * (score(kind, examples, i, blocks.labelings[i, e], length, response, pairs) - target_score)
+            value = factor * products[e]
             gram[c + 1, e + 1] = value
             gram[e + 1, c + 1] = value
             if c < count:
@@ -187,27 +179,18 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, 
         if c < count:
             blocks.known[i, c] = True
         if is_new:
-            value = factor * (score(kind, examples, i, output, length, response, pairs) - target_score)
+            value = factor * products[count]
             gram[c + 1, count + 1] = value
             gram[count + 1, c + 1] = value
-        forget_pairs(kind, examples, i, labels, scratch)
     if not (blocks.mixed[i] and blocks.rest_mass[i] > 0.0):
         return
     psi, psi_pairs, used = rest_views(examples, blocks, i, length)
     share = 1.0 / blocks.rest_mass[i]
     rows = scratch.rows[: list_rows(used, scratch.rows)]
-    total, moved = respond_to_parts(kind, examples, model, i, length, psi, psi_pairs, rows, *read)
-    response = scratch.response
-    target_score = score(kind, examples, i, target, length, response, moved)
-    gram[0, 0] = factor * share * share * total
-    for c in range(count + 1):
-        if c == count and not is_new:
-            continue
-        if c < count:
-            read_slot(i, c, examples, blocks, labels)
-        for t in range(size if c == count else 0):
-            labels[t] = output[t]
-        value = -factor * share * (score(kind, examples, i, labels, length, response, moved) - target_score)
+    square = fill_products_of_rest(kind, examples, model, i, length, psi, psi_pairs, rows, *read)
+    gram[0, 0] = factor * share * share * square
+    for c in range(count + is_new):
+        value = -factor * share * products[c]
         gram[0, c + 1] = value
         gram[c + 1, 0] = value
 

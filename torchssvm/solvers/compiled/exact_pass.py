@@ -23,11 +23,12 @@ from torchssvm.kinds.block import (
     decode,
     list_rows,
     loss_of,
-    mean_loss,
+    mean_losses,
     potentials,
     score,
     size_of,
 )
+from torchssvm.kinds.calls import Calls, fills_of, hide
 from torchssvm.kinds.examples import Examples, Scratch, squares_of_rows, with_types
 from torchssvm.kinds.weights import Model
 from torchssvm.solvers.compiled import whole as whole_blocks
@@ -108,7 +109,8 @@ class ExactPasses:
         self._work = np.diff(examples.start)
         self._split: tuple[int, np.ndarray, np.ndarray] | None = None  # for so many weights: ranges, and their work
         self._rounding: HingeRounding | None = None
-        self._make_scratch, self._whole = make_scratch, whole
+        self._make_scratch, self._whole, self._fills = make_scratch, whole, fills_of(whole, False)
+        self._calls = Calls(examples, *self._fills)
         self._local = _PerThread()
 
     def __call__(
@@ -136,14 +138,16 @@ class ExactPasses:
         kernel = whole_blocks.exact_ranges if self._whole else exact_ranges
 
         def decode(wide: bool) -> None:
-            cast: Callable[[Any], Any] = widen if wide else lambda arrays: arrays
-            added = examples.cost if wide else examples.added
-            packed = examples._replace(inner=examples.inner[:0], added=added, form=None)
-            arrays = [with_types(cast(packed)), cast(model), cast(blocks._replace(gram=blocks.gram[:0]))]
+            calls, cast = self._calls, hide
+            if wide:
+                packed = widen(examples._replace(inner=examples.inner[:0], added=examples.cost, form=None))
+                calls, cast = Calls(with_types(packed), *self._fills), lambda scratch: hide(widen(scratch))
+            weights, read = (widen(model), widen(blocks._replace(gram=blocks.gram[:0]))) if wide else (model, blocks)
+            known = calls(weights, read, cast(self._scratch()))
 
             def some(begin: int, end: int, thread: int) -> None:
-                work = scalars, cast(self._scratch()), _zeros(model, arrays[1].emission.dtype), totals, every
-                kernel(begin, end, ranges, *arrays, *work, bounds, losses, corners)
+                work = scalars, cast(self._scratch()), _zeros(model, weights.emission.dtype), totals, every
+                kernel(begin, end, ranges, known, weights, read, *work, bounds, losses, corners)
 
             run_in_chunks(some, sizes)
 
@@ -185,8 +189,10 @@ class ExactPasses:
             return
 
         def keep(begin: int, end: int, thread: int) -> int:
-            counters = np.array([0, 0, memory.clock])
-            return remember_range(begin, end, self._examples, blocks, options, self._scratch(), counters, corners)
+            counters, scratch = np.array([0, 0, memory.clock]), hide(self._scratch())
+            return remember_range(begin, end, known, blocks, options, scratch, counters, corners)
+
+        known = self._calls(memory.adapter.weights.model(), blocks, hide(self._scratch()))
 
         if sum(run_in_chunks(keep, self._work)):
             memory.clock += 1
@@ -235,7 +241,8 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
     kind, start, output, weight = examples.kind, examples.start[i], scratch.corner, examples.weight[i]
     length = examples.length[i]
-    emission, transition = potentials(kind, examples, model, i, scratch)
+    in_scratch = potentials(kind, examples, model, i, scratch)
+    emission, transition = scratch.emission, scratch.transition if in_scratch else model.transition
     scratch.slack[0] = 0.0
     loss = decode(kind, examples, i, length, scratch, transition, output)
     base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
@@ -254,12 +261,11 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
         else:
             psi, psi_pairs, used = rest_views(examples, blocks, i, length)
             rows = scratch.rows[: list_rows(used, scratch.rows)]
-        told, size = 0.0, 0.0
         exact_sums(psi, emission, length, sums)
         for t in range(length):
             squares[t] = sums[t, 2]
-            mean, terms = mean_loss(kind, examples, i, t, psi[t], sums[t, 1], sums[t, 2])
-            inner, told, size = inner + sums[t, 0], told + mean, size + terms
+            inner += sums[t, 0]
+        told, size = mean_losses(kind, examples, i, length, psi, sums)
         losses[0, i], losses[1, i] = weight * told, weight * size
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
         add_to_weights(kind, examples, part, i, length, psi, psi_pairs, rows, scratch, weight)

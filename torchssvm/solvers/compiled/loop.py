@@ -104,7 +104,8 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         return False
     kind, start, size, weight = examples.kind, examples.start[i], size_of(examples, i), examples.weight[i]
     length = examples.length[i]
-    emission, transition = potentials(kind, examples, model, i, scratch)
+    in_scratch = potentials(kind, examples, model, i, scratch)
+    emission, transition = scratch.emission, scratch.transition if in_scratch else model.transition
     base = score(kind, examples, i, examples.y[start : start + size], length, emission, transition)
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
     mean, best = fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, transition, scratch)

@@ -63,13 +63,13 @@ def _copy_rests(index: Any, examples: Any, blocks: Any, emission: Any, pairs: An
 
 
 @njit
-def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: int, counts: Any) -> None:
+def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: int, scratch: Any) -> None:
     """Mix ``share``, 0 to 1, of the current dual variables with 1 - ``share`` of those in ``kept``.
 
     A labeling that has lost its slot since then goes into the rest, which the block must have. ``n`` counts the
-    examples of all processes; ``counts`` ``[K, K]`` float64 is zero, or empty without pairs.
+    examples of all processes.
     """
-    before, row, pair = 1.0 - share, 0, 0
+    before, row, pair, labels, counts = 1.0 - share, 0, 0, scratch.labels, scratch.pairs
     for u in range(len(kept.index)):
         i = kept.index[u]
         length = examples.length[i]
@@ -94,7 +94,9 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
                 if stays:
                     blocks.mass[i, c] += old
                 else:
-                    add_to_rest(examples, i, length, kept.labelings[u, c], old, blocks, counts)
+                    for t in range(size_of(examples, i)):
+                        labels[t] = kept.labelings[u, c, t]
+                    add_to_rest(examples, i, length, labels, old, blocks, counts)
                     blocks.rest_mass[i] += old
                     blocks.rest_loss[i] += old * kept.loss[u, c] / n
                     blocks.mixed[i] = True

@@ -23,6 +23,7 @@ from torchssvm.dual.checks import check_visits, digest_examples, digest_targets
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, NotCompiledError, find_adapter
+from torchssvm.kinds.calls import Calls, fills_of, hide
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
@@ -146,7 +147,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             self._memory.longest,
             adapter.room_of(self.examples),
         )
-        self._scratch = self._make_scratch()
+        self._scratch = hide(self._make_scratch())
+        self._calls = Calls(self.examples, *fills_of(self._whole, self.direction.needs_curvature))
         self._exact = ExactPasses(self.examples, self._targets, self._make_scratch, whole=self._whole)
         if dual.begin(Box(dual.parameters)):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
@@ -365,7 +367,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._scratch = self._make_scratch()
+        self._scratch = hide(self._make_scratch())
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the draws of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
@@ -482,7 +484,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 order.numpy(),
                 points.numpy(),
                 tree,
-                self.examples,
+                self._calls(model, blocks, self._scratch),
                 model,
                 blocks,
                 Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
@@ -510,7 +512,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         if full and memory.capacity and not memory.has_rest:
             memory.make_rest()
             blocks = memory.blocks()
-        return keep_blocks(index.numpy(), self.examples, blocks, self.dual.loss.numpy())
+        return keep_blocks(index.numpy(), self._known(blocks), blocks, self.dual.loss.numpy())
 
     def visit_all(self, order: Tensor) -> None:
         """Visit these blocks, one after another."""
@@ -522,8 +524,12 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def blend(self, kept: Kept, share: float) -> None:
         """Mix ``share`` of the blocks' current dual variables with 1 - ``share`` of the kept ones."""
-        n, counts = self.dual.num_examples, self._scratch.pairs
-        blend(kept, share, self.examples, self._memory.blocks(), self.dual.loss.numpy(), n, counts)
+        blocks, losses = self._memory.blocks(), self.dual.loss.numpy()
+        blend(kept, share, self._known(blocks), blocks, losses, self.dual.num_examples, self._scratch)
+
+    def _known(self, blocks: Any) -> Examples:
+        """The examples for kernels."""
+        return self._calls(self._adapter.weights.model(), blocks, self._scratch)
 
     def _make_room(self) -> None:
         if self._memory.has_rest:

@@ -39,7 +39,7 @@ for _name in ("list_parts", "decode", "loss_of", "add_labeling"):
 def potentials(kind, examples, model, i, scratch):
     set_row(scratch.emission[0], model.bias, None, None)
     add_scores(examples.form, examples, model, i, scratch.emission[0])
-    return scratch.emission, model.transition
+    return False
 
 
 @ByKind
