@@ -19,7 +19,7 @@ from numba.core.datamodel import models
 from numba.core.errors import TypingError
 from numba.core.registry import cpu_target
 from numba.core.typing import signature
-from numba.extending import NativeValue, lower_builtin, register_model, typeof_impl, unbox
+from numba.extending import lower_builtin, register_model, typeof_impl
 from typing_extensions import override
 
 from torchssvm.compiler.by_kind import KindFunction
@@ -48,7 +48,7 @@ class AddressFunction(KindFunction):
 
     @override
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        if args[0] is not HIDDEN:
+        if args[0] != HIDDEN:
             return super().get_call_type(context, args, kws)
         taken = []
         for (name, annotation), given in zip(self.function.parameters, args, strict=True):
@@ -60,7 +60,7 @@ class AddressFunction(KindFunction):
 
     @override
     def get_impl_key(self, sig: Any) -> Any:
-        return super().get_impl_key(sig) if sig.args[0] is not HIDDEN else _key(self.function, _call)
+        return super().get_impl_key(sig) if sig.args[0] != HIDDEN else _key(self.function, _call)
 
 
 @functools.cache
@@ -152,30 +152,21 @@ def _type_of_types(value: Any, context: Any) -> Any:
 
 def type_of(value: Any) -> Any:
     """Numba's type of a value; named tuples are :class:`.Fields`, whichever package declares them."""
-    if isinstance(value, Erased):
-        return value.type
     if hasattr(value, "_fields"):
         return Fields(tuple(map(type_of, value)), type(value))
     return typeof(value)
 
 
-class Erased:
-    """A value behind a pointer, for kernels that do not know its type; arrays share their memory."""
+class Behind:
+    """A value in memory, for kernels that do not know its type; its arrays are not copied."""
 
     def __init__(self, value: Any) -> None:
-        self.value, self.type = value, type_of(value)
         self._parts: list[Any] = []  # what the address leads to
-        self.address = self._place(self.type, value)
-
-    def __reduce__(self) -> Any:  # a copy has another address
-        return Erased, (self.value,)
+        self.address = self._place(type_of(value), value)
 
     def _place(self, kind: Any, value: Any) -> int:
         """The address of a value, laid out as kernels read it."""
-        if isinstance(kind, Fields):
-            content = self._struct(cpu_target.target_context.data_model_manager[kind].fields, kind, value)
-        else:
-            content = self._content(kind, value)
+        content = self._struct(kind, value) if isinstance(kind, Fields) else self._content(kind, value)
         buffer = np.frombuffer(content, np.uint8) if content else np.zeros(8, np.uint8)
         self._parts.append(buffer)
         return int(buffer.ctypes.data)
@@ -188,7 +179,7 @@ class Erased:
         if isinstance(kind, Fields):
             return struct.pack("q", self._place(kind, value))
         if isinstance(kind, types.BaseTuple):
-            return self._struct(cpu_target.target_context.get_value_type(kind), kind, value)
+            return self._struct(kind, value)
         if isinstance(kind, types.NoneType):
             return bytes(8)
         if isinstance(kind, types.Boolean):
@@ -197,25 +188,21 @@ class Erased:
             return np.array(value, str(kind)).tobytes()
         raise TypeError(f"a kind has {value!r}: use numbers, arrays and named tuples")
 
-    def _struct(self, layout: Any, kind: Any, values: Any) -> bytes:
-        target = cpu_target.target_context.target_data
-        content = bytearray(layout.get_abi_size(target))
-        for at, (each, value) in enumerate(zip(kind, values, strict=True)):
+    def _struct(self, kind: Any, values: Any) -> bytes:
+        size, places = _layout(kind)
+        content = bytearray(size)
+        for each, value, place in zip(kind, values, places, strict=True):
             part = self._content(each, value)
-            several = isinstance(layout, ir.ArrayType)
-            place = at * len(content) // len(kind) if several else layout.get_element_offset(target, at)
             content[place : place + len(part)] = part
         return bytes(content)
 
 
-@typeof_impl.register(Erased)
-def _type_of_erased(value: Any, context: Any) -> Any:
-    return HIDDEN
-
-
-@unbox(type(HIDDEN))
-def _unbox_erased(kind: Any, obj: Any, c: Any) -> NativeValue:
-    number = c.pyapi.object_getattr_string(obj, "address")
-    address = c.builder.inttoptr(c.pyapi.long_as_longlong(number), cgutils.voidptr_t)
-    c.pyapi.decref(number)
-    return NativeValue(address)
+@functools.cache
+def _layout(kind: Any) -> tuple[int, list[int]]:
+    """The size of a tuple's fields in bytes, and where each begins."""
+    context = cpu_target.target_context
+    layout = context.data_model_manager[kind].fields if isinstance(kind, Fields) else context.get_value_type(kind)
+    size = layout.get_abi_size(context.target_data)
+    if isinstance(layout, ir.ArrayType):
+        return size, [at * size // len(kind) for at in range(len(kind))]
+    return size, [layout.get_element_offset(context.target_data, at) for at in range(len(kind))]

@@ -21,16 +21,12 @@ class Fields(types.NamedTuple):
     """Type of a named tuple of this package, which kernels receive as a pointer to its fields.
 
     Tuples that a kernel makes keep Numba's type: LLVM assumes that nothing writes to these fields. Fields that the
-    class names in ``hidden`` are behind a pointer, so that a kernel that does not know their types finds the others.
+    class names in ``hidden`` are behind a pointer, and an address for kernels that do not know their types.
     """
 
 
-class _Hidden(types.Opaque):
-    """Type of a pointer to a value of unknown type."""
-
-
-HIDDEN = _Hidden("hidden")
-register_default(_Hidden)(models.OpaqueModel)
+HIDDEN = types.intp
+"""Type of an address of a value whose type a kernel does not know."""
 
 
 @register_default(Fields)
@@ -68,7 +64,7 @@ class _FieldsModel(models.TupleModel):
 
 
 def _is_hidden(kind: Any, name: str) -> bool:
-    return name in getattr(kind.instance_class, "hidden", ())
+    return name in getattr(kind.instance_class, "hidden", ()) and kind[kind.fields.index(name)] != HIDDEN
 
 
 @lower_getattr_generic(Fields)

@@ -14,7 +14,7 @@ from torchssvm.core.linearity import is_check
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, lists_within
 from torchssvm.core.structure import Labeling, Structure
-from torchssvm.kinds.calls import hide
+from torchssvm.kinds.calls import Hidden
 from torchssvm.kinds.examples import Examples, fill_inner
 from torchssvm.kinds.weights import HeadWeights, VectorWeights
 
@@ -104,7 +104,7 @@ class HeadAdapter:
     def complete(self, examples: Examples, extra: Extra) -> Examples:
         """Add inner products of the features of all examples, and the kind; ``extra`` has all entries of readings."""
         if self.products:
-            fill_inner(hide(examples), self.weights.has_bias)
+            fill_inner(Hidden(examples).arguments, self.weights.has_bias)
         return examples._replace(kind=self.kind(examples, extra))
 
     def kind(self, examples: Examples, extra: Extra) -> Any:

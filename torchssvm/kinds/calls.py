@@ -11,21 +11,27 @@ import numpy as np
 
 from torchssvm.compiler import stock
 from torchssvm.kinds import block
-from torchssvm.kinds.examples import Examples, Scratch
+from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.weights import Model
 
 
-def hide(arguments: Any) -> Any:
-    """Examples or scratch arrays with hidden fields."""
-    if stock.is_on():
-        return arguments
-    from torchssvm.compiler.by_address import Erased
+class Hidden:
+    """Examples or scratch arrays for kernels, ``arguments``: fields that the class calls hidden are addresses."""
 
-    return arguments._replace(**{name: Erased(getattr(arguments, name)) for name in arguments.hidden})
+    def __init__(self, plain: Any) -> None:
+        self.plain = self.arguments = plain
+        if not stock.is_on():
+            from torchssvm.compiler.by_address import Behind
+
+            self._values = {name: Behind(getattr(plain, name)) for name in plain.hidden}
+            self.arguments = plain._replace(**{name: value.address for name, value in self._values.items()})
+
+    def __reduce__(self) -> Any:  # a copy has other addresses
+        return Hidden, (self.plain,)
 
 
 class Calls:
-    """The examples with hidden fields, with addresses for arrays of the types of those given.
+    """The examples for kernels, with addresses of the kind's kernels for arrays of the types of those given.
 
     Args:
         examples: The training set.
@@ -33,25 +39,24 @@ class Calls:
     """
 
     def __init__(self, examples: Examples, *fills: Any) -> None:
-        self._examples, self._fills = examples, fills
-        self._hidden = hide(examples)
+        self._fills, self._hidden = fills, Hidden(examples)
         self._made: dict[Any, Examples] = {}
 
     def __reduce__(self) -> Any:  # another process has other addresses
-        return Calls, (self._examples, *self._fills)
+        return Calls, (self._hidden.plain, *self._fills)
 
-    def __call__(self, model: Model, blocks: Any, scratch: Scratch) -> Examples:
-        """The examples for kernels; ``scratch`` has hidden fields."""
-        if stock.is_on():
-            return self._examples
+    def __call__(self, model: Model, blocks: Any, scratch: Hidden) -> Examples:
+        """The examples as an argument of a kernel."""
         key = model.emission.dtype, blocks.labelings.dtype
+        if stock.is_on():
+            return self._hidden.plain
         if key not in self._made:
             from torchssvm.compiler.by_address import Types
 
-            calls, types = np.zeros(16, np.int64), Types((self._hidden, model, blocks, scratch))
+            calls, types = np.zeros(16, np.int64), Types((self._hidden.plain, model, blocks, scratch.plain))
             for fill in self._fills:
                 fill(calls, types)
-            self._made[key] = self._hidden._replace(calls=calls)
+            self._made[key] = self._hidden.arguments._replace(calls=calls)
         return self._made[key]
 
 

@@ -28,7 +28,7 @@ from torchssvm.kinds.block import (
     score,
     size_of,
 )
-from torchssvm.kinds.calls import Calls, fills_of, hide
+from torchssvm.kinds.calls import Calls, Hidden, fills_of
 from torchssvm.kinds.examples import Examples, Scratch, squares_of_rows, with_types
 from torchssvm.kinds.weights import Model
 from torchssvm.solvers.compiled import whole as whole_blocks
@@ -138,15 +138,16 @@ class ExactPasses:
         kernel = whole_blocks.exact_ranges if self._whole else exact_ranges
 
         def decode(wide: bool) -> None:
-            calls, cast = self._calls, hide
+            calls, weights, read, cast = self._calls, model, blocks, lambda scratch: scratch
             if wide:
                 packed = widen(examples._replace(inner=examples.inner[:0], added=examples.cost, form=None))
-                calls, cast = Calls(with_types(packed), *self._fills), lambda scratch: hide(widen(scratch))
-            weights, read = (widen(model), widen(blocks._replace(gram=blocks.gram[:0]))) if wide else (model, blocks)
+                calls, cast = Calls(with_types(packed), *self._fills), lambda scratch: Hidden(widen(scratch.plain))
+                weights, read = widen(model), widen(blocks._replace(gram=blocks.gram[:0]))
             known = calls(weights, read, cast(self._scratch()))
 
             def some(begin: int, end: int, thread: int) -> None:
-                work = scalars, cast(self._scratch()), _zeros(model, weights.emission.dtype), totals, every
+                scratch, part = cast(self._scratch()), _zeros(model, weights.emission.dtype)
+                work = scalars, scratch.arguments, part, totals, every
                 kernel(begin, end, ranges, known, weights, read, *work, bounds, losses, corners)
 
             run_in_chunks(some, sizes)
@@ -189,18 +190,18 @@ class ExactPasses:
             return
 
         def keep(begin: int, end: int, thread: int) -> int:
-            counters, scratch = np.array([0, 0, memory.clock]), hide(self._scratch())
+            counters, scratch = np.array([0, 0, memory.clock]), self._scratch().arguments
             return remember_range(begin, end, known, blocks, options, scratch, counters, corners)
 
-        known = self._calls(memory.adapter.weights.model(), blocks, hide(self._scratch()))
+        known = self._calls(memory.adapter.weights.model(), blocks, self._scratch())
 
         if sum(run_in_chunks(keep, self._work)):
             memory.clock += 1
             dual.version += 1  # slots may hold other labelings now
 
-    def _scratch(self) -> Scratch:
+    def _scratch(self) -> Hidden:
         if not hasattr(self._local, "scratch"):
-            self._local.scratch = self._make_scratch()
+            self._local.scratch = Hidden(self._make_scratch())
         return self._local.scratch
 
 

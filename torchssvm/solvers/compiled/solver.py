@@ -23,7 +23,7 @@ from torchssvm.dual.checks import check_visits, digest_examples, digest_targets
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, NotCompiledError, find_adapter
-from torchssvm.kinds.calls import Calls, fills_of, hide
+from torchssvm.kinds.calls import Calls, Hidden, fills_of
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
@@ -147,7 +147,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             self._memory.longest,
             adapter.room_of(self.examples),
         )
-        self._scratch = hide(self._make_scratch())
+        self._scratch = Hidden(self._make_scratch())
         self._calls = Calls(self.examples, *fills_of(self._whole, self.direction.needs_curvature))
         self._exact = ExactPasses(self.examples, self._targets, self._make_scratch, whole=self._whole)
         if dual.begin(Box(dual.parameters)):
@@ -272,7 +272,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     @property
     def mean_step(self) -> float:
         """Mean step of the last call's visits: between 0 and 1, or the relaxation."""
-        return float(self._scratch.step[0]) / max(self._made, 1)
+        return float(self._scratch.plain.step[0]) / max(self._made, 1)
 
     @torch.no_grad()
     def visit(self, index: Tensor) -> None:
@@ -367,7 +367,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._scratch = hide(self._make_scratch())
+        self._scratch = Hidden(self._make_scratch())
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the draws of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
@@ -442,13 +442,13 @@ class CompiledBCFW(DualTrainer, Stateful):
         if dual.recomputed is not None:
             dual.set_weights(dual.recomputed)
         dual.discard()
-        self._scratch.step[:] = 0.0
+        self._scratch.plain.step[:] = 0.0
         self._made = 0
 
     def end(self, index: Tensor | None = None) -> None:
         """Accept the weights after visits of these blocks; None is any."""
         self._memory.remember_lengths(index)
-        squared = self.dual.held_norm**2 + float(self._scratch.step[1])
+        squared = self.dual.held_norm**2 + float(self._scratch.plain.step[1])
         self.dual.remember_weights(squared, self._made)
         self._seen = (self._contents, self.dual.version)
         self.dual.mailbox.notify()
@@ -489,7 +489,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 blocks,
                 Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
                 options,
-                self._scratch,
+                self._scratch.arguments,
                 counters,
             )
         finally:  # an interrupt is raised after the compiled code has returned
@@ -520,12 +520,12 @@ class CompiledBCFW(DualTrainer, Stateful):
             if len(order) and self._visit(order, torch.zeros(0, dtype=torch.float64), drawn=False) < len(order):
                 self._make_room()
         finally:
-            self._scratch.step[1] = 0.0  # the joint step says how the norm of the weights changes
+            self._scratch.plain.step[1] = 0.0  # the joint step says how the norm of the weights changes
 
     def blend(self, kept: Kept, share: float) -> None:
         """Mix ``share`` of the blocks' current dual variables with 1 - ``share`` of the kept ones."""
         blocks, losses = self._memory.blocks(), self.dual.loss.numpy()
-        blend(kept, share, self._known(blocks), blocks, losses, self.dual.num_examples, self._scratch)
+        blend(kept, share, self._known(blocks), blocks, losses, self.dual.num_examples, self._scratch.arguments)
 
     def _known(self, blocks: Any) -> Examples:
         """The examples for kernels."""
