@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types, typeof
+from numba import typeof, types
 from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.core.errors import TypingError

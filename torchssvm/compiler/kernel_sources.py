@@ -14,7 +14,16 @@ import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 
-_COMPILER = ("jit", "kernel_code", "kernel_compiler", "by_kind", "by_address", "vector_code", "vector_panels", "vectors")
+_COMPILER = (
+    "jit",
+    "kernel_code",
+    "kernel_compiler",
+    "by_kind",
+    "by_address",
+    "vector_code",
+    "vector_panels",
+    "vectors",
+)
 _FIXED = {"builtins", "math", "numba", "numpy", "operator"}  # packages whose functions change with their version alone
 
 

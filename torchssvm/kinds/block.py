@@ -28,7 +28,6 @@ from torchssvm.compiler.vectors import (
 from torchssvm.kinds.examples import Dense, Listed
 from torchssvm.kinds.long import add_long_to_weights, long_square, respond_to_long_parts
 
-
 Rows = np.ndarray
 """``[rows, K]`` in the dtype of the weights."""
 Sums = np.ndarray
@@ -206,9 +205,9 @@ def list_states(examples, i, labels, other, task):
     return total
 
 
-@ByAddress
+@ByKind
 @njit
-def score(kind, examples, i: int, labels: Labels, length: int, emission: Rows, transition: Rows) -> float:
+def score(kind, examples, i, labels, length, emission, transition):
     """Score of one labeling of example i, float64.
 
     Args:
@@ -223,22 +222,37 @@ def score(kind, examples, i: int, labels: Labels, length: int, emission: Rows, t
 
 @ByAddress
 @njit
-def score_slots(
-    kind, examples, i: int, length: int, blocks, count: int, emission: Rows, transition: Rows, scratch, scores: Numbers
-) -> None:
-    """Write the scores of the labelings in the first ``count`` slots of block i to ``scores``."""
+def evaluate(kind, examples, model, i: int, length: int, blocks, count: int, scratch) -> bool:
+    """:func:`potentials`, and in ``scratch.scores`` the scores of ``count`` slots of block i, and of the target."""
+    in_scratch = potentials(kind, examples, model, i, scratch)
+    emission, transition, scores = scratch.emission, scratch.transition, scratch.scores
+    if not in_scratch:
+        transition = model.transition
     for c in range(count):
         read_slot(i, c, examples, blocks, scratch.labels)
         scores[c] = score(kind, examples, i, scratch.labels, length, emission, transition)
+    target = examples.y[examples.start[i] : examples.start[i + 1]]
+    scores[count] = score(kind, examples, i, target, length, emission, transition)
+    return in_scratch
 
 
-@ByAddress
-def decode(kind, examples, i: int, length: int, scratch, transition: Rows, labels: Labels) -> float:
+@ByKind
+def decode(kind, examples, i, length, scratch, transition, labels):
     """Write the best labeling, its loss added, into ``labels``; returns the loss, float64.
 
     ``scratch.emission`` and ``transition`` are the scores. ``scratch.prefixes``, ``into`` and ``room`` are free.
     An approximate oracle writes into ``scratch.slack[0]``, zero before, by how much its bound is above the value.
     """
+
+
+@ByAddress
+@njit
+def decode_with_score(
+    kind, examples, i: int, length: int, scratch, transition: Rows, labels: Labels
+) -> tuple[float, float]:
+    """:func:`decode`; returns the loss and the score of the labeling."""
+    loss = decode(kind, examples, i, length, scratch, transition, labels)
+    return loss, score(kind, examples, i, labels, length, scratch.emission, transition)
 
 
 @ByAddress
@@ -302,14 +316,46 @@ def mark_rows(kind, examples, i, labels, used):
     if len(used) == 1:
         used[0] = True
     elif len(used):
-        mark_parts(kind, examples, i, labels, used)
+        list_parts(kind, examples, i, labels, labels, Mark(used[:0], used))
 
 
 @ByAddress
 @njit
-def mark_parts(kind, examples, i: int, labels: Labels, used: Marks) -> None:
-    """Mark the rows of the pairs of a labeling in ``used``."""
-    list_parts(kind, examples, i, labels, labels, Mark(used[:0], used))
+def mark_labelings(
+    kind, examples, i: int, blocks, count: int, is_new: bool, corner: Labels, scratch, used: Marks
+) -> None:
+    """Mark the rows of the pairs of the target, of slots whose mass changes and, if it ``is_new``, of the corner."""
+    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
+    for c in range(count):
+        if scratch.change[c + 1] != 0.0:
+            read_slot(i, c, examples, blocks, scratch.labels)
+            mark_rows(kind, examples, i, scratch.labels, used)
+    if is_new:
+        mark_rows(kind, examples, i, corner, used)
+
+
+@ByAddress
+@njit
+def add_labelings(
+    kind, examples, i: int, length: int, blocks, count: int, is_new: bool, scratch, delta: Rows, pairs: Rows
+) -> None:
+    """Add ``change (p(labels) - p(y))`` of slots and, if it ``is_new``, of the corner, to parts."""
+    change, labels = scratch.change, scratch.labels
+    for c in range(count + is_new):
+        if change[c + 1] != 0.0 or c == count:
+            if c < count:
+                read_slot(i, c, examples, blocks, labels)
+            add_labeling(
+                kind,
+                examples,
+                i,
+                length,
+                labels if c < count else scratch.corner,
+                change[c + 1],
+                delta,
+                pairs,
+                scratch.pairs,
+            )
 
 
 @njit
@@ -391,8 +437,18 @@ def respond(kind, examples, model, i, length, labels, scratch, slots, count, cor
 @ByAddress
 @njit
 def fill_products(
-    kind, examples, model, i: int, length: int, labels: Labels, blocks, count: int, corner: Labels, is_new: bool,
-    scratch, products: Numbers,
+    kind,
+    examples,
+    model,
+    i: int,
+    length: int,
+    labels: Labels,
+    blocks,
+    count: int,
+    corner: Labels,
+    is_new: bool,
+    scratch,
+    products: Numbers,
 ) -> None:
     """Products of ``Phi^T (p(labels) - p(y))`` with the same of each slot and, if it ``is_new``, of the corner."""
     read = scratch, blocks.labelings[i], count, corner, is_new
@@ -405,8 +461,20 @@ def fill_products(
 @ByAddress
 @njit
 def fill_products_of_rest(
-    kind, examples, model, i: int, length: int, psi: Rows, psi_pairs: Rows, rows: Labels, blocks, count: int,
-    corner: Labels, is_new: bool, scratch, products: Numbers,
+    kind,
+    examples,
+    model,
+    i: int,
+    length: int,
+    psi: Rows,
+    psi_pairs: Rows,
+    rows: Labels,
+    blocks,
+    count: int,
+    corner: Labels,
+    is_new: bool,
+    scratch,
+    products: Numbers,
 ) -> float:
     """As :func:`fill_products`, of ``Phi^T psi`` instead; returns its square."""
     read = scratch, blocks.labelings[i], count, corner, is_new
@@ -417,9 +485,7 @@ def fill_products_of_rest(
 
 
 @njit
-def fill_from_response(
-    kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products
-):
+def fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products):
     """Scores of the slots and of the corner, less the target's, at a response."""
     target = score(kind, examples, i, examples.y[examples.start[i] : examples.start[i + 1]], length, response, pairs)
     for c in range(count):
@@ -550,9 +616,7 @@ def solve_block(
 
 
 @ByAddress
-def examine_block(
-    kind, examples, i: int, length: int, psi: Rows, scratch
-) -> tuple[float, float, float, float, float]:
+def examine_block(kind, examples, i: int, length: int, psi: Rows, scratch) -> tuple[float, float, float, float, float]:
     """The figures of an exact pass for a block that is solved whole, whose emissions are in ``scratch``.
 
     Returns:
@@ -561,7 +625,15 @@ def examine_block(
 
 
 _visits = Addresses(
-    potentials, score, score_slots, decode, loss_of, add_labeling, mean_losses, mark_parts, squared_length, add_to_weights
+    evaluate,
+    decode_with_score,
+    loss_of,
+    add_labeling,
+    mean_losses,
+    mark_labelings,
+    add_labelings,
+    squared_length,
+    add_to_weights,
 )
 _products = Addresses(fill_products, fill_products_of_rest)
 _whole = Addresses(potentials, solve_block, examine_block, add_to_weights)

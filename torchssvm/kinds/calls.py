@@ -1,4 +1,4 @@
-"""Arguments of kernels that know no kind: examples and scratch arrays with hidden fields, and addresses of a kind's kernels.
+"""Arguments of kernels that know no kind: hidden fields, and addresses of the kind's kernels.
 
 Stock Numba has no hidden fields: it compiles every kernel for every kind.
 """

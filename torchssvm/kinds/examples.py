@@ -118,6 +118,7 @@ class Scratch(NamedTuple):
     hinge: Any
     score_loss: Any
     change: Any
+    scores: Any
     gram: Any
     work: Any
     step: Any
@@ -164,6 +165,7 @@ def make_scratch(
         hinge=np.zeros(atoms),
         score_loss=np.zeros(atoms),
         change=np.zeros(atoms),
+        scores=np.zeros(atoms),
         gram=np.zeros((atoms, atoms)),
         work=np.zeros(atoms),
         step=np.zeros(2),

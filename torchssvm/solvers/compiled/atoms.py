@@ -12,12 +12,12 @@ from torchssvm.compiler.vectors import exact_dots, set_row, set_rows
 from torchssvm.dual.active_sets import victim
 from torchssvm.kinds.block import (
     add_labeling,
+    add_labelings,
     fill_products,
     fill_products_of_rest,
     list_rows,
-    mark_rows,
+    mark_labelings,
     read_slot,
-    score_slots,
     size_of,
 )
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, left_of
@@ -53,11 +53,9 @@ def fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, t
     elif mass[0] == 0.0:
         hinge[0] = -np.inf
     mean, best = mass[0] * hinge[0] if mass[0] > 0.0 else 0.0, -1
-    if count:
-        score_slots(examples.kind, examples, i, length, blocks, count, emission, transition, scratch, scratch.work)
     for c in range(count):
         mass[c + 1], parts[c + 1] = blocks.mass[i, c], blocks.loss[i, c]
-        hinge[c + 1] = weight * (scratch.work[c] - base) + parts[c + 1]
+        hinge[c + 1] = weight * (scratch.scores[c] - base) + parts[c + 1]
         mean += mass[c + 1] * hinge[c + 1]
         if best < 0 or hinge[c + 1] > hinge[best + 1]:
             best = c
@@ -82,18 +80,13 @@ def find_slot(i, count, size, labelings, labeling):
 def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     """The direction in parts space, for the change of the masses; returns how many rows of its pairs are used."""
     delta, pairs, change, kind = scratch.delta, scratch.delta_pairs, scratch.change, examples.kind
-    used, labels = scratch.used[: examples.pair_rows[i]], scratch.labels
+    used = scratch.used[: examples.pair_rows[i]]
     rest = blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0
     psi, psi_pairs, rest_used = rest_views(examples, blocks, i, length)
     for j in range(len(used)):
         used[j] = rest and rest_used[j]
-    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
-    for c in range(count):
-        if change[c + 1] != 0.0:
-            read_slot(i, c, examples, blocks, labels)
-            mark_rows(kind, examples, i, labels, used)
-    if is_new:
-        mark_rows(kind, examples, i, scratch.corner, used)
+    if len(used):
+        mark_labelings(kind, examples, i, blocks, count, is_new, scratch.corner, scratch, used)
     rows = scratch.rows[: list_rows(used, scratch.rows)]
     if rest:
         decay = -change[0] / scratch.mass[0]
@@ -102,12 +95,7 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     else:
         set_rows(delta, None, None, length, None, None)
         set_rows(pairs, None, rows, len(rows), None, None)
-    for c in range(count):
-        if change[c + 1] != 0.0:
-            read_slot(i, c, examples, blocks, labels)
-            add_labeling(kind, examples, i, length, labels, change[c + 1], delta, pairs, scratch.pairs)
-    if is_new:
-        add_labeling(kind, examples, i, length, scratch.corner, change[count + 1], delta, pairs, scratch.pairs)
+    add_labelings(kind, examples, i, length, blocks, count, is_new, scratch, delta, pairs)
     return len(rows)
 
 
@@ -138,18 +126,18 @@ def rest_views(examples, blocks, i, length):
 
 
 @njit
-def add_to_rest(examples, i, length, labels, mass, blocks, counts):
+def add_to_rest(examples, i, length, labels, mass, blocks, scratch):
     """``mass (p(y) - p(labels))`` added to psi of the rest of block i; see ``add_labeling``."""
     kind, (psi, pairs, used) = examples.kind, rest_views(examples, blocks, i, length)
-    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
-    mark_rows(kind, examples, i, labels, used)
-    add_labeling(kind, examples, i, length, labels, -mass, psi, pairs, counts)
+    if len(used):
+        mark_labelings(kind, examples, i, blocks, 0, np.bool_(True), labels, scratch, used)
+    add_labeling(kind, examples, i, length, labels, -mass, psi, pairs, scratch.pairs)
 
 
 @njit
 def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2); slots keep theirs."""
-    gram, labels, products = scratch.gram, scratch.labels, scratch.work
+    gram, labels, products = scratch.gram, scratch.labels, scratch.scores
     kind, size, factor = examples.kind, size_of(examples, i), examples.weight[i] * examples.weight[i]
     read = blocks, count, output, is_new, scratch, products
     for a in range(atoms):
@@ -201,7 +189,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
     n, capacity, count, size = options.num_examples, blocks.mass.shape[1], blocks.count[i], size_of(examples, i)
     if capacity == 0:  # the corner goes into the mean parts
         if mass > 0.0:
-            add_to_rest(examples, i, length, scratch.corner, mass, blocks, scratch.pairs)
+            add_to_rest(examples, i, length, scratch.corner, mass, blocks, scratch)
         blocks.rest_mass[i] = 1.0
         return
     slot = victim(count, blocks.mass[i], blocks.used[i])
@@ -211,7 +199,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
             if mass == 0.0:
                 return
             read_slot(i, slot, examples, blocks, scratch.labels)
-            add_to_rest(examples, i, length, scratch.labels, moved, blocks, scratch.pairs)
+            add_to_rest(examples, i, length, scratch.labels, moved, blocks, scratch)
             blocks.rest_mass[i] += moved
             blocks.rest_loss[i] += moved * blocks.loss[i, slot] / n
             blocks.mixed[i] = True

@@ -20,12 +20,11 @@ from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.block import (
     add_to_weights,
-    decode,
+    decode_with_score,
+    evaluate,
     list_rows,
     loss_of,
     mean_losses,
-    potentials,
-    score,
     size_of,
 )
 from torchssvm.kinds.calls import Calls, Hidden, fills_of
@@ -242,12 +241,11 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
     kind, start, output, weight = examples.kind, examples.start[i], scratch.corner, examples.weight[i]
     length = examples.length[i]
-    in_scratch = potentials(kind, examples, model, i, scratch)
+    in_scratch = evaluate(kind, examples, model, i, length, blocks, 0, scratch)
     emission, transition = scratch.emission, scratch.transition if in_scratch else model.transition
     scratch.slack[0] = 0.0
-    loss = decode(kind, examples, i, length, scratch, transition, output)
-    base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
-    hinge = weight * (score(kind, examples, i, output, length, emission, transition) - base + loss)
+    loss, best = decode_with_score(kind, examples, i, length, scratch, transition, output)
+    hinge = weight * (best - scratch.scores[0] + loss)
     hinge = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
     slack = weight * scratch.slack[0]
     hinges[0, i], hinges[1, i] = hinge + slack, slack

@@ -7,9 +7,8 @@ import numpy as np
 from torchssvm.compiler.jit import njit
 from torchssvm.kinds.block import (
     add_to_weights,
-    decode,
-    potentials,
-    score,
+    decode_with_score,
+    evaluate,
     size_of,
     squared_length,
 )
@@ -102,11 +101,11 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     n, count = options.num_examples, blocks.count[i]
     if not has_room(i, count, blocks, options):
         return False
-    kind, start, size, weight = examples.kind, examples.start[i], size_of(examples, i), examples.weight[i]
+    kind, size, weight = examples.kind, size_of(examples, i), examples.weight[i]
     length = examples.length[i]
-    in_scratch = potentials(kind, examples, model, i, scratch)
+    in_scratch = evaluate(kind, examples, model, i, length, blocks, count, scratch)
     emission, transition = scratch.emission, scratch.transition if in_scratch else model.transition
-    base = score(kind, examples, i, examples.y[start : start + size], length, emission, transition)
+    base = scratch.scores[count]
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
     mean, best = fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, transition, scratch)
 
@@ -118,12 +117,13 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         counters[1] += 1
     else:
         counters[0] += 1
-        loss = weight * decode(kind, examples, i, length, scratch, transition, output)
+        loss, best_score = decode_with_score(kind, examples, i, length, scratch, transition, output)
+        loss *= weight
         corner = find_slot(i, count, size, blocks.labelings, output) + 1
         if corner == 0:
             corner = atoms
             mass[corner], parts[corner] = 0.0, loss
-            hinge[corner] = weight * (score(kind, examples, i, output, length, emission, transition) - base) + loss
+            hinge[corner] = weight * (best_score - base) + loss
             atoms += 1
         gap = max((hinge[corner] - mean) / n, 0.0)
         scalars.oracle_gaps[i] = gap

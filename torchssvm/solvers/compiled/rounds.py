@@ -69,7 +69,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
     A labeling that has lost its slot since then goes into the rest, which the block must have. ``n`` counts the
     examples of all processes.
     """
-    before, row, pair, labels, counts = 1.0 - share, 0, 0, scratch.labels, scratch.pairs
+    before, row, pair, labels = 1.0 - share, 0, 0, scratch.labels
     for u in range(len(kept.index)):
         i = kept.index[u]
         length = examples.length[i]
@@ -96,7 +96,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
                 else:
                     for t in range(size_of(examples, i)):
                         labels[t] = kept.labelings[u, c, t]
-                    add_to_rest(examples, i, length, labels, old, blocks, counts)
+                    add_to_rest(examples, i, length, labels, old, blocks, scratch)
                     blocks.rest_mass[i] += old
                     blocks.rest_loss[i] += old * kept.loss[u, c] / n
                     blocks.mixed[i] = True
