@@ -7,23 +7,20 @@ the kind's kernels know. ``examples.calls`` has the addresses of these kernels, 
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import typeof, types
+from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.core.errors import TypingError
-from numba.core.registry import cpu_target
 from numba.core.typing import signature
 from numba.extending import lower_builtin, register_model, typeof_impl
 from typing_extensions import override
 
 from torchssvm.compiler.by_kind import KindFunction
-from torchssvm.compiler.kernel_code import HIDDEN, Fields
+from torchssvm.compiler.kernel_code import HIDDEN
+from torchssvm.compiler.placed import type_of
 
 _SCALARS = {"int": types.intp, "float": types.float64, "bool": types.boolean, "None": types.none}
 _TYPES = {
@@ -146,63 +143,5 @@ class Types:
 
 
 @typeof_impl.register(Types)
-def _type_of_types(value: Any, context: Any) -> Any:
+def _typeof(value: Any, context: Any) -> Any:
     return value.types
-
-
-def type_of(value: Any) -> Any:
-    """Numba's type of a value; named tuples are :class:`.Fields`, whichever package declares them."""
-    if hasattr(value, "_fields"):
-        return Fields(tuple(map(type_of, value)), type(value))
-    return typeof(value)
-
-
-class Behind:
-    """A value in memory, for kernels that do not know its type; its arrays are not copied."""
-
-    def __init__(self, value: Any) -> None:
-        self._parts: list[Any] = []  # what the address leads to
-        self.address = self._place(type_of(value), value)
-
-    def _place(self, kind: Any, value: Any) -> int:
-        """The address of a value, laid out as kernels read it."""
-        content = self._struct(kind, value) if isinstance(kind, Fields) else self._content(kind, value)
-        buffer = np.frombuffer(content, np.uint8) if content else np.zeros(8, np.uint8)
-        self._parts.append(buffer)
-        return int(buffer.ctypes.data)
-
-    def _content(self, kind: Any, value: Any) -> bytes:
-        if isinstance(kind, types.Array):
-            self._parts.append(value)
-            sizes = (value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
-            return struct.pack(f"{2 + len(sizes)}q", 0, 0, *sizes)  # without owner and parent
-        if isinstance(kind, Fields):
-            return struct.pack("q", self._place(kind, value))
-        if isinstance(kind, types.BaseTuple):
-            return self._struct(kind, value)
-        if isinstance(kind, types.NoneType):
-            return bytes(8)
-        if isinstance(kind, types.Boolean):
-            return struct.pack("?", value)
-        if isinstance(kind, types.Number):
-            return np.array(value, str(kind)).tobytes()
-        raise TypeError(f"a kind has {value!r}: use numbers, arrays and named tuples")
-
-    def _struct(self, kind: Any, values: Any) -> bytes:
-        size, places = _layout(kind)
-        content = bytearray(size)
-        for each, value, place in zip(kind, values, places, strict=True):
-            part = self._content(each, value)
-            content[place : place + len(part)] = part
-        return bytes(content)
-
-
-@functools.cache
-def _layout(kind: Any) -> tuple[int, list[int]]:
-    """The size of a tuple's fields in bytes, and where each begins."""
-    context = cpu_target.target_context
-    layout = context.data_model_manager[kind].fields if isinstance(kind, Fields) else context.get_value_type(kind)
-    size = layout.get_abi_size(context.target_data)
-    if isinstance(layout, ir.ArrayType):
-        return size, [at * size // len(kind) for at in range(len(kind))]
-    return size, [layout.get_element_offset(context.target_data, at) for at in range(len(kind))]

@@ -135,7 +135,17 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the compiled function; Numba raises its TypingError if it makes arrays or lists."""
-        return self.dispatcher(*arguments)
+        dispatcher = self.dispatcher
+        return dispatcher(*arguments) if stock.is_on() else dispatcher(*map(_placed, arguments))
+
+
+def _placed(argument: Any) -> Any:
+    """A named tuple in memory; other arguments as they are."""
+    if not hasattr(argument, "_fields"):
+        return argument
+    from torchssvm.compiler.placed import Placed
+
+    return Placed(argument)
 
 
 class ByKind:

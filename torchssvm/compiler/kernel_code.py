@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from abc import ABC
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -13,7 +12,6 @@ from numba.core.datamodel import models, register_default
 from numba.core.imputils import lower_getattr_generic
 from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
-from numba.extending import NativeValue, typeof_impl, unbox
 from typing_extensions import override
 
 
@@ -48,7 +46,7 @@ class _FieldsModel(models.TupleModel):
         """The structure that it points to."""
         members = zip(self._fe_type.fields, self._models, strict=True)
         return ir.LiteralStructType(
-            [cgutils.voidptr_t if _is_hidden(self._fe_type, name) else one.get_value_type() for name, one in members]
+            [cgutils.voidptr_t if is_hidden(self._fe_type, name) else one.get_value_type() for name, one in members]
         )
 
     @functools.cache  # noqa: B019
@@ -63,7 +61,8 @@ class _FieldsModel(models.TupleModel):
         return value
 
 
-def _is_hidden(kind: Any, name: str) -> bool:
+def is_hidden(kind: Any, name: str) -> bool:
+    """Whether a field is behind a pointer."""
     return name in getattr(kind.instance_class, "hidden", ()) and kind[kind.fields.index(name)] != HIDDEN
 
 
@@ -77,47 +76,9 @@ def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
     # nothing writes to fields: LLVM may load one before the loop that uses it
     loaded.set_metadata("tbaa", module.add_metadata([field, field, cgutils.intp_t(0), cgutils.intp_t(1)]))
     of = kind[at]
-    if _is_hidden(kind, name) and not isinstance(of, Fields | types.Opaque | types.NoneType):
+    if is_hidden(kind, name) and not isinstance(of, Fields | types.Opaque | types.NoneType):
         return builder.load(builder.bitcast(loaded, context.get_value_type(of).as_pointer()))
     return loaded
-
-
-@unbox(Fields)
-def _unbox(kind: Any, obj: Any, c: Any) -> NativeValue:
-    fields = cgutils.alloca_once(c.builder, c.context.data_model_manager[kind].fields)
-    failed = cgutils.false_bit
-    cleanups = []
-    for i, field in enumerate(kind):
-        native = c.unbox(field, c.pyapi.tuple_getitem(obj, i))
-        value = native.value
-        if _is_hidden(kind, kind.fields[i]) and value.type != cgutils.voidptr_t:
-            value = c.builder.bitcast(cgutils.alloca_once_value(c.builder, value), cgutils.voidptr_t)
-        c.builder.store(value, cgutils.gep_inbounds(c.builder, fields, 0, i))
-        failed = c.builder.or_(failed, native.is_error)
-        cleanups.append(native.cleanup)
-
-    def cleanup() -> None:
-        for clean in reversed(cleanups):
-            if clean is not None:
-                clean()
-
-    return NativeValue(c.builder.bitcast(fields, cgutils.voidptr_t), failed, cleanup)
-
-
-class _Record(ABC):  # noqa: B024
-    """All named tuples of this package, registered with Numba's ``typeof``; other tuples keep Numba's type."""
-
-    @classmethod
-    def __subclasshook__(cls, kind: type) -> bool:
-        return issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__module__.startswith("torchssvm.")
-
-
-_typeof_tuple = typeof_impl.dispatch(tuple)
-
-
-@typeof_impl.register(_Record)
-def _typeof(value: Any, context: Any) -> Any:
-    return Fields(_typeof_tuple(value, context).types, type(value))
 
 
 class _Lower(Lower):

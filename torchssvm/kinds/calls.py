@@ -21,10 +21,11 @@ class Hidden:
     def __init__(self, plain: Any) -> None:
         self.plain = self.arguments = plain
         if not stock.is_on():
-            from torchssvm.compiler.by_address import Behind
+            from torchssvm.compiler.placed import Placed
 
-            self._values = {name: Behind(getattr(plain, name)) for name in plain.hidden}
-            self.arguments = plain._replace(**{name: value.address for name, value in self._values.items()})
+            self._values = {name: Placed(getattr(plain, name)) for name in plain.hidden}
+            self.fields = plain._replace(**{name: value.address for name, value in self._values.items()})
+            self.arguments = Placed(self.fields)
 
     def __reduce__(self) -> Any:  # a copy has other addresses
         return Hidden, (self.plain,)
@@ -40,23 +41,24 @@ class Calls:
 
     def __init__(self, examples: Examples, *fills: Any) -> None:
         self._fills, self._hidden = fills, Hidden(examples)
-        self._made: dict[Any, Examples] = {}
+        self._made: dict[Any, Any] = {}
 
     def __reduce__(self) -> Any:  # another process has other addresses
         return Calls, (self._hidden.plain, *self._fills)
 
-    def __call__(self, model: Model, blocks: Any, scratch: Hidden) -> Examples:
+    def __call__(self, model: Model, blocks: Any, scratch: Hidden) -> Any:
         """The examples as an argument of a kernel."""
         key = model.emission.dtype, blocks.labelings.dtype
         if stock.is_on():
             return self._hidden.plain
         if key not in self._made:
             from torchssvm.compiler.by_address import Types
+            from torchssvm.compiler.placed import Placed
 
             calls, types = np.zeros(16, np.int64), Types((self._hidden.plain, model, blocks, scratch.plain))
             for fill in self._fills:
                 fill(calls, types)
-            self._made[key] = self._hidden.arguments._replace(calls=calls)
+            self._made[key] = Placed(self._hidden.fields._replace(calls=calls))
         return self._made[key]
 
 
