@@ -15,7 +15,16 @@ from llvmlite.binding import (  # type: ignore[import-untyped]
 from numba.core import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import AnnotateTypes, DumpParforDiagnostics, NativeLowering, NopythonRewrites
+from numba.core.untyped_passes import (
+    FindLiterallyCalls,
+    InlineInlinables,
+    LiteralPropagationSubPipelinePass,
+    LiteralUnroll,
+    MakeFunctionToJitFunction,
+    RewriteDynamicRaises,
+    WithLifting,
+)
 
 from torchssvm.compiler.kernel_code import Lowering
 
@@ -84,6 +93,9 @@ class _Library(JITCodeLibrary):
     def get_pointer_to_function(self, name: str) -> int:
         return 0
 
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout  # callers optimise
+
     def _optimize_final_module(self) -> None:
         pass  # callers do
 
@@ -104,6 +116,21 @@ class _WithoutGlobals:
         pass
 
 
+_UNUSED = (
+    AnnotateTypes,
+    DumpParforDiagnostics,
+    FindLiterallyCalls,
+    InlineInlinables,
+    LiteralPropagationSubPipelinePass,
+    LiteralUnroll,
+    MakeFunctionToJitFunction,
+    NopythonRewrites,
+    RewriteDynamicRaises,
+    WithLifting,
+)
+"""Passes for what kernels do not do: expressions of whole arrays, closures, literals, parallel loops, ``with``."""
+
+
 class _KernelCompiler(Compiler):
     _library: type[JITCodeLibrary]
 
@@ -112,9 +139,12 @@ class _KernelCompiler(Compiler):
         self.state.library = self._library(self.state.targetctx.codegen(), "kernel")
 
     def define_pipelines(self) -> Any:
-        """Numba's passes, with our lowering."""
+        """Numba's passes that kernels need, with our lowering."""
         [manager] = super().define_pipelines()
-        manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in manager.passes]
+        wanted = dict(manager.passes)  # a pass that Numba runs again is run once
+        for unused in _UNUSED:
+            wanted.pop(unused, None)
+        manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in wanted.items()]
         manager.finalize()
         return [manager]
 
