@@ -14,8 +14,8 @@ from torchssvm.core.linearity import is_check
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, lists_within
 from torchssvm.core.structure import Labeling, Structure
-from torchssvm.kinds.calls import Hidden
 from torchssvm.kinds.examples import Examples, fill_inner
+from torchssvm.kinds.hidden import Hidden
 from torchssvm.kinds.weights import HeadWeights, VectorWeights
 
 Ragged = tuple[Tensor, Tensor]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.compiler.jit import Addresses, ByAddress, ByKind, njit, njit_fastmath
+from torchssvm.compiler.jit import ByAddress, ByKind, njit, njit_fastmath
 from torchssvm.compiler.vectors import (
     add_row,
     add_rows,
@@ -23,7 +23,6 @@ from torchssvm.compiler.vectors import (
     exact_dots,
     quadratic,
     set_row,
-    set_rows,
 )
 from torchssvm.kinds.examples import Dense, Listed
 from torchssvm.kinds.long import add_long_to_weights, long_square, respond_to_long_parts
@@ -220,22 +219,6 @@ def score(kind, examples, i, labels, length, emission, transition):
     return list_parts(kind, examples, i, labels, labels, Score(emission, transition))
 
 
-@ByAddress
-@njit
-def evaluate(kind, examples, model, i: int, length: int, blocks, count: int, scratch) -> bool:
-    """:func:`potentials`, and in ``scratch.scores`` the scores of ``count`` slots of block i, and of the target."""
-    in_scratch = potentials(kind, examples, model, i, scratch)
-    emission, transition, scores = scratch.emission, scratch.transition, scratch.scores
-    if not in_scratch:
-        transition = model.transition
-    for c in range(count):
-        read_slot(i, c, examples, blocks, scratch.labels)
-        scores[c] = score(kind, examples, i, scratch.labels, length, emission, transition)
-    target = examples.y[examples.start[i] : examples.start[i + 1]]
-    scores[count] = score(kind, examples, i, target, length, emission, transition)
-    return in_scratch
-
-
 @ByKind
 def decode(kind, examples, i, length, scratch, transition, labels):
     """Write the best labeling, its loss added, into ``labels``; returns the loss, float64.
@@ -243,16 +226,6 @@ def decode(kind, examples, i, length, scratch, transition, labels):
     ``scratch.emission`` and ``transition`` are the scores. ``scratch.prefixes``, ``into`` and ``room`` are free.
     An approximate oracle writes into ``scratch.slack[0]``, zero before, by how much its bound is above the value.
     """
-
-
-@ByAddress
-@njit
-def decode_with_score(
-    kind, examples, i: int, length: int, scratch, transition: Rows, labels: Labels
-) -> tuple[float, float]:
-    """:func:`decode`; returns the loss and the score of the labeling."""
-    loss = decode(kind, examples, i, length, scratch, transition, labels)
-    return loss, score(kind, examples, i, labels, length, scratch.emission, transition)
 
 
 @ByAddress
@@ -299,17 +272,6 @@ def uniform_mean_loss(kind, examples, i, t, psi, total, absolute):
     return cost * (at_target - total), cost * (absolute - abs(at_target))
 
 
-@ByAddress
-@njit
-def mean_losses(kind, examples, i: int, length: int, psi: Rows, sums: Sums) -> tuple[float, float]:
-    """The sums of :func:`mean_loss` over the rows; ``sums[t]`` has the total and the absolute total in columns 1, 2."""
-    told, size = 0.0, 0.0
-    for t in range(length):
-        mean, terms = mean_loss(kind, examples, i, t, psi[t], sums[t, 1], sums[t, 2])
-        told, size = told + mean, size + terms
-    return told, size
-
-
 @njit
 def mark_rows(kind, examples, i, labels, used):
     """Mark the rows of the pairs of a labeling in ``used``; a single row is marked without listing the parts."""
@@ -317,45 +279,6 @@ def mark_rows(kind, examples, i, labels, used):
         used[0] = True
     elif len(used):
         list_parts(kind, examples, i, labels, labels, Mark(used[:0], used))
-
-
-@ByAddress
-@njit
-def mark_labelings(
-    kind, examples, i: int, blocks, count: int, is_new: bool, corner: Labels, scratch, used: Marks
-) -> None:
-    """Mark the rows of the pairs of the target, of slots whose mass changes and, if it ``is_new``, of the corner."""
-    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
-    for c in range(count):
-        if scratch.change[c + 1] != 0.0:
-            read_slot(i, c, examples, blocks, scratch.labels)
-            mark_rows(kind, examples, i, scratch.labels, used)
-    if is_new:
-        mark_rows(kind, examples, i, corner, used)
-
-
-@ByAddress
-@njit
-def add_labelings(
-    kind, examples, i: int, length: int, blocks, count: int, is_new: bool, scratch, delta: Rows, pairs: Rows
-) -> None:
-    """Add ``change (p(labels) - p(y))`` of slots and, if it ``is_new``, of the corner, to parts."""
-    change, labels = scratch.change, scratch.labels
-    for c in range(count + is_new):
-        if change[c + 1] != 0.0 or c == count:
-            if c < count:
-                read_slot(i, c, examples, blocks, labels)
-            add_labeling(
-                kind,
-                examples,
-                i,
-                length,
-                labels if c < count else scratch.corner,
-                change[c + 1],
-                delta,
-                pairs,
-                scratch.pairs,
-            )
 
 
 @njit
@@ -432,67 +355,6 @@ def respond(kind, examples, model, i, length, labels, scratch, slots, count, cor
     read = scratch, slots, count, corner, is_new
     _, moved = respond_to_parts(kind, examples, model, i, length, delta, pairs, rows, *read)
     return scratch.response, moved
-
-
-@ByAddress
-@njit
-def fill_products(
-    kind,
-    examples,
-    model,
-    i: int,
-    length: int,
-    labels: Labels,
-    blocks,
-    count: int,
-    corner: Labels,
-    is_new: bool,
-    scratch,
-    products: Numbers,
-) -> None:
-    """Products of ``Phi^T (p(labels) - p(y))`` with the same of each slot and, if it ``is_new``, of the corner."""
-    read = scratch, blocks.labelings[i], count, corner, is_new
-    response, pairs = respond(kind, examples, model, i, length, labels, *read)
-    fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products)
-    rows = list_rows_of(kind, examples, i, labels, scratch)
-    set_rows(scratch.pairs, None, scratch.rows, rows, None, None)
-
-
-@ByAddress
-@njit
-def fill_products_of_rest(
-    kind,
-    examples,
-    model,
-    i: int,
-    length: int,
-    psi: Rows,
-    psi_pairs: Rows,
-    rows: Labels,
-    blocks,
-    count: int,
-    corner: Labels,
-    is_new: bool,
-    scratch,
-    products: Numbers,
-) -> float:
-    """As :func:`fill_products`, of ``Phi^T psi`` instead; returns its square."""
-    read = scratch, blocks.labelings[i], count, corner, is_new
-    square, pairs = respond_to_parts(kind, examples, model, i, length, psi, psi_pairs, rows, *read)
-    response = scratch.response
-    fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products)
-    return square
-
-
-@njit
-def fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products):
-    """Scores of the slots and of the corner, less the target's, at a response."""
-    target = score(kind, examples, i, examples.y[examples.start[i] : examples.start[i + 1]], length, response, pairs)
-    for c in range(count):
-        read_slot(i, c, examples, blocks, scratch.slot)
-        products[c] = score(kind, examples, i, scratch.slot, length, response, pairs) - target
-    if is_new:
-        products[count] = score(kind, examples, i, corner, length, response, pairs) - target
 
 
 @njit
@@ -622,36 +484,3 @@ def examine_block(kind, examples, i: int, length: int, psi: Rows, scratch) -> tu
     Returns:
         Hinge, ``<psi, scores>``, mean loss, and the sums of the absolute values of its terms and of psi.
     """
-
-
-_visits = Addresses(
-    evaluate,
-    decode_with_score,
-    loss_of,
-    add_labeling,
-    mean_losses,
-    mark_labelings,
-    add_labelings,
-    squared_length,
-    add_to_weights,
-)
-_products = Addresses(fill_products, fill_products_of_rest)
-_whole = Addresses(potentials, solve_block, examine_block, add_to_weights)
-
-
-@njit
-def fill_visits(calls, types):
-    """The addresses that visits and exact passes call."""
-    _visits(calls, types)
-
-
-@njit
-def fill_products_calls(calls, types):
-    """The addresses that steps with inner products of labelings call too."""
-    _products(calls, types)
-
-
-@njit
-def fill_whole(calls, types):
-    """The addresses that steps and exact passes of whole blocks call."""
-    _whole(calls, types)

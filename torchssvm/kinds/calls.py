@@ -1,67 +1,202 @@
-"""Arguments of kernels that know no kind: hidden fields, and addresses of the kind's kernels.
+"""What the compiled loop calls of a kind: kernels that know the kind, called by address from kernels that do not.
 
-Stock Numba has no hidden fields: it compiles every kernel for every kind.
+The loop is compiled once for all kinds. Each kind compiles these kernels, which call the functions of :mod:`.block` by
+its type. Annotations are the types of arguments, see :class:`~torchssvm.compiler.jit.ByAddress`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from torchssvm.compiler import stock
-from torchssvm.kinds import block
-from torchssvm.kinds.examples import Examples
-from torchssvm.kinds.weights import Model
-
-
-class Hidden:
-    """Examples or scratch arrays for kernels, ``arguments``: fields that the class calls hidden are addresses."""
-
-    def __init__(self, plain: Any) -> None:
-        self.plain = self.arguments = plain
-        if not stock.is_on():
-            from torchssvm.compiler.placed import Placed
-
-            self._values = {name: Placed(getattr(plain, name)) for name in plain.hidden}
-            self.fields = plain._replace(**{name: value.address for name, value in self._values.items()})
-            self.arguments = Placed(self.fields)
-
-    def __reduce__(self) -> Any:  # a copy has other addresses
-        return Hidden, (self.plain,)
-
-
-class Calls:
-    """The examples for kernels, with addresses of the kind's kernels for arrays of the types of those given.
-
-    Args:
-        examples: The training set.
-        fills: The kernels that write the addresses, of :mod:`.block`.
-    """
-
-    def __init__(self, examples: Examples, *fills: Any) -> None:
-        self._fills, self._hidden = fills, Hidden(examples)
-        self._made: dict[Any, Any] = {}
-
-    def __reduce__(self) -> Any:  # another process has other addresses
-        return Calls, (self._hidden.plain, *self._fills)
-
-    def __call__(self, model: Model, blocks: Any, scratch: Hidden) -> Any:
-        """The examples as an argument of a kernel."""
-        key = model.emission.dtype, blocks.labelings.dtype
-        if stock.is_on():
-            return self._hidden.plain
-        if key not in self._made:
-            from torchssvm.compiler.by_address import Types
-            from torchssvm.compiler.placed import Placed
-
-            calls, types = np.zeros(16, np.int64), Types((self._hidden.plain, model, blocks, scratch.plain))
-            for fill in self._fills:
-                fill(calls, types)
-            self._made[key] = Placed(self._hidden.fields._replace(calls=calls))
-        return self._made[key]
+from torchssvm.compiler.jit import Addresses, ByAddress, njit
+from torchssvm.compiler.vectors import set_rows
+from torchssvm.kinds.block import (
+    Labels,
+    Marks,
+    Numbers,
+    Rows,
+    Sums,
+    add_labeling,
+    add_to_weights,
+    decode,
+    examine_block,
+    list_rows_of,
+    loss_of,
+    mark_rows,
+    mean_loss,
+    potentials,
+    read_slot,
+    respond,
+    respond_to_parts,
+    score,
+    solve_block,
+    squared_length,
+)
 
 
-def fills_of(whole: bool, curved: bool) -> tuple[Any, ...]:
-    """The kernels that write the addresses of a loop: of whole blocks, or of steps with products of labelings."""
-    return (block.fill_whole,) if whole else (block.fill_visits, *([block.fill_products_calls] if curved else []))
+@ByAddress
+@njit
+def evaluate(kind, examples, model, i: int, length: int, blocks, count: int, scratch) -> bool:
+    """:func:`potentials`, and in ``scratch.scores`` the scores of ``count`` slots of block i, and of the target."""
+    in_scratch = potentials(kind, examples, model, i, scratch)
+    emission, transition, scores = scratch.emission, scratch.transition, scratch.scores
+    if not in_scratch:
+        transition = model.transition
+    for c in range(count):
+        read_slot(i, c, examples, blocks, scratch.labels)
+        scores[c] = score(kind, examples, i, scratch.labels, length, emission, transition)
+    target = examples.y[examples.start[i] : examples.start[i + 1]]
+    scores[count] = score(kind, examples, i, target, length, emission, transition)
+    return in_scratch
+
+
+@ByAddress
+@njit
+def decode_with_score(
+    kind, examples, i: int, length: int, scratch, transition: Rows, labels: Labels
+) -> tuple[float, float]:
+    """:func:`decode`; returns the loss and the score of the labeling."""
+    loss = decode(kind, examples, i, length, scratch, transition, labels)
+    return loss, score(kind, examples, i, labels, length, scratch.emission, transition)
+
+
+@ByAddress
+@njit
+def mean_losses(kind, examples, i: int, length: int, psi: Rows, sums: Sums) -> tuple[float, float]:
+    """The sums of :func:`mean_loss` over the rows; ``sums[t]`` has the total and the absolute total in columns 1, 2."""
+    told, size = 0.0, 0.0
+    for t in range(length):
+        mean, terms = mean_loss(kind, examples, i, t, psi[t], sums[t, 1], sums[t, 2])
+        told, size = told + mean, size + terms
+    return told, size
+
+
+@ByAddress
+@njit
+def mark_labelings(
+    kind, examples, i: int, blocks, count: int, is_new: bool, corner: Labels, scratch, used: Marks
+) -> None:
+    """Mark the rows of the pairs of the target, of slots whose mass changes and, if it ``is_new``, of the corner."""
+    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
+    for c in range(count):
+        if scratch.change[c + 1] != 0.0:
+            read_slot(i, c, examples, blocks, scratch.labels)
+            mark_rows(kind, examples, i, scratch.labels, used)
+    if is_new:
+        mark_rows(kind, examples, i, corner, used)
+
+
+@ByAddress
+@njit
+def add_labelings(
+    kind, examples, i: int, length: int, blocks, count: int, is_new: bool, scratch, delta: Rows, pairs: Rows
+) -> None:
+    """Add ``change (p(labels) - p(y))`` of slots and, if it ``is_new``, of the corner, to parts."""
+    change, labels = scratch.change, scratch.labels
+    for c in range(count + is_new):
+        if change[c + 1] != 0.0 or c == count:
+            if c < count:
+                read_slot(i, c, examples, blocks, labels)
+            add_labeling(
+                kind,
+                examples,
+                i,
+                length,
+                labels if c < count else scratch.corner,
+                change[c + 1],
+                delta,
+                pairs,
+                scratch.pairs,
+            )
+
+
+@ByAddress
+@njit
+def fill_products(
+    kind,
+    examples,
+    model,
+    i: int,
+    length: int,
+    labels: Labels,
+    blocks,
+    count: int,
+    corner: Labels,
+    is_new: bool,
+    scratch,
+    products: Numbers,
+) -> None:
+    """Products of ``Phi^T (p(labels) - p(y))`` with the same of each slot and, if it ``is_new``, of the corner."""
+    read = scratch, blocks.labelings[i], count, corner, is_new
+    response, pairs = respond(kind, examples, model, i, length, labels, *read)
+    fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products)
+    rows = list_rows_of(kind, examples, i, labels, scratch)
+    set_rows(scratch.pairs, None, scratch.rows, rows, None, None)
+
+
+@ByAddress
+@njit
+def fill_products_of_rest(
+    kind,
+    examples,
+    model,
+    i: int,
+    length: int,
+    psi: Rows,
+    psi_pairs: Rows,
+    rows: Labels,
+    blocks,
+    count: int,
+    corner: Labels,
+    is_new: bool,
+    scratch,
+    products: Numbers,
+) -> float:
+    """As :func:`fill_products`, of ``Phi^T psi`` instead; returns its square."""
+    read = scratch, blocks.labelings[i], count, corner, is_new
+    square, pairs = respond_to_parts(kind, examples, model, i, length, psi, psi_pairs, rows, *read)
+    response = scratch.response
+    fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products)
+    return square
+
+
+@njit
+def fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products):
+    """Scores of the slots and of the corner, less the target's, at a response."""
+    target = score(kind, examples, i, examples.y[examples.start[i] : examples.start[i + 1]], length, response, pairs)
+    for c in range(count):
+        read_slot(i, c, examples, blocks, scratch.slot)
+        products[c] = score(kind, examples, i, scratch.slot, length, response, pairs) - target
+    if is_new:
+        products[count] = score(kind, examples, i, corner, length, response, pairs) - target
+
+
+_visits = Addresses(
+    evaluate,
+    decode_with_score,
+    loss_of,
+    add_labeling,
+    mean_losses,
+    mark_labelings,
+    add_labelings,
+    squared_length,
+    add_to_weights,
+)
+_products = Addresses(fill_products, fill_products_of_rest)
+_whole = Addresses(potentials, solve_block, examine_block, add_to_weights)
+
+
+@njit
+def fill_visits(calls, types):
+    """The addresses that visits and exact passes call."""
+    _visits(calls, types)
+
+
+@njit
+def fill_products_calls(calls, types):
+    """The addresses that steps with inner products of labelings call too."""
+    _products(calls, types)
+
+
+@njit
+def fill_whole(calls, types):
+    """The addresses that steps and exact passes of whole blocks call."""
+    _whole(calls, types)

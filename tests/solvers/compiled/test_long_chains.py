@@ -62,8 +62,8 @@ def test_the_steps_are_those_with_stored_products(monkeypatch, sparse, bias, dir
             (torch.cat([p.detach().flatten() for p in head.parameters()]), certificate.dual, certificate.gap)
         )
         assert (len(loop.examples.inner) > 6) == (stored == 256)
-        assert not loop._scratch.sums_of_label.any()
-        assert not loop._scratch.pairs.any()
+        assert not loop._scratch.plain.sums_of_label.any()
+        assert not loop._scratch.plain.pairs.any()
         assert storage is MeanParts or bool(dual.storage.mixed.any())
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-9)
 

@@ -10,16 +10,8 @@ import numpy as np
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import exact_dots, set_row, set_rows
 from torchssvm.dual.active_sets import victim
-from torchssvm.kinds.block import (
-    add_labeling,
-    add_labelings,
-    fill_products,
-    fill_products_of_rest,
-    list_rows,
-    mark_labelings,
-    read_slot,
-    size_of,
-)
+from torchssvm.kinds.block import add_labeling, list_rows, read_slot, size_of
+from torchssvm.kinds.calls import add_labelings, fill_products, fill_products_of_rest, mark_labelings
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, left_of
 
 

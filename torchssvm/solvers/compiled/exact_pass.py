@@ -18,17 +18,10 @@ from torchssvm.compiler.vectors import exact_dots, exact_sums
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.block import (
-    add_to_weights,
-    decode_with_score,
-    evaluate,
-    list_rows,
-    loss_of,
-    mean_losses,
-    size_of,
-)
-from torchssvm.kinds.calls import Calls, Hidden, fills_of
+from torchssvm.kinds.block import add_to_weights, list_rows, loss_of, size_of
+from torchssvm.kinds.calls import decode_with_score, evaluate, mean_losses
 from torchssvm.kinds.examples import Examples, Scratch, squares_of_rows, with_types
+from torchssvm.kinds.hidden import Calls, Hidden, fills_of
 from torchssvm.kinds.weights import Model
 from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views

@@ -5,13 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.compiler.jit import njit
-from torchssvm.kinds.block import (
-    add_to_weights,
-    decode_with_score,
-    evaluate,
-    size_of,
-    squared_length,
-)
+from torchssvm.kinds.block import add_to_weights, size_of, squared_length
+from torchssvm.kinds.calls import decode_with_score, evaluate
 from torchssvm.solvers.compiled.atoms import (
     fill_atoms,
     fill_direction,

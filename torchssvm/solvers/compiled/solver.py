@@ -23,8 +23,8 @@ from torchssvm.dual.checks import check_visits, digest_examples, digest_targets
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, NotCompiledError, find_adapter
-from torchssvm.kinds.calls import Calls, Hidden, fills_of
 from torchssvm.kinds.examples import Examples, make_scratch
+from torchssvm.kinds.hidden import Calls, Hidden, fills_of
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
