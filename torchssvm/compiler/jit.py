@@ -148,6 +148,20 @@ def _placed(argument: Any) -> Any:
     return Placed(argument)
 
 
+hidden_fields: dict[type, tuple[str, ...]] = {}
+"""By class of named tuples, the fields that kernels read through a pointer."""
+
+
+def with_hidden(*names: str) -> Callable[[type], Any]:
+    """A decorator: kernels read these fields of a named tuple through a pointer, and need not know their types."""
+
+    def note(kind: type) -> type:
+        hidden_fields[kind] = names
+        return kind
+
+    return note
+
+
 class ByKind:
     """A kernel with a version for each kind of example, chosen by the type of its first argument.
 
@@ -246,6 +260,10 @@ class Addresses:
     def versions(self, kinds: Container[type]) -> list[tuple[str, Kernel]]:
         """As of :meth:`ByKind.versions`, of all functions."""
         return [version for function in self.functions for version in function.versions(kinds)]
+
+    def __call__(self, calls: Any, types: Any) -> None:
+        """Only kernels call it."""
+        raise NotImplementedError
 
     @functools.cached_property
     def _numba_type_(self) -> Any:

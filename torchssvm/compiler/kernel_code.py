@@ -14,12 +14,14 @@ from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
 from typing_extensions import override
 
+from torchssvm.compiler.jit import hidden_fields
+
 
 class Fields(types.NamedTuple):
     """Type of a named tuple of this package, which kernels receive as a pointer to its fields.
 
     Tuples that a kernel makes keep Numba's type: LLVM assumes that nothing writes to these fields. Fields that the
-    class names in ``hidden`` are behind a pointer, and an address for kernels that do not know their types.
+    class names by ``with_hidden`` are behind a pointer, and an address for kernels that do not know their types.
     """
 
 
@@ -63,7 +65,7 @@ class _FieldsModel(models.TupleModel):
 
 def is_hidden(kind: Any, name: str) -> bool:
     """Whether a field is behind a pointer."""
-    return name in getattr(kind.instance_class, "hidden", ()) and kind[kind.fields.index(name)] != HIDDEN
+    return name in hidden_fields.get(kind.instance_class, ()) and kind[kind.fields.index(name)] != HIDDEN
 
 
 @lower_getattr_generic(Fields)

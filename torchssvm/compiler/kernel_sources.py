@@ -14,6 +14,8 @@ import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 
+from torchssvm.compiler.jit import hidden_fields
+
 _COMPILER = (
     "jit",
     "kernel_code",
@@ -162,4 +164,4 @@ def _constant(value: Any) -> str:
 
 def describe_class(kind: Any) -> str:
     """The name and the fields of a named tuple's class."""
-    return f"{kind.__module__}.{kind.__qualname__}{kind._fields}{getattr(kind, 'hidden', ())}"
+    return f"{kind.__module__}.{kind.__qualname__}{kind._fields}{hidden_fields.get(kind, ())}"

@@ -475,6 +475,7 @@ def solve_block(
     Returns:
         Largest hinge less the mean one, ``<hinges, d>``, ``|d|^2`` and the change of the mean loss.
     """
+    raise NotImplementedError
 
 
 @ByAddress
@@ -484,3 +485,4 @@ def examine_block(kind, examples, i: int, length: int, psi: Rows, scratch) -> tu
     Returns:
         Hinge, ``<psi, scores>``, mean loss, and the sums of the absolute values of its terms and of psi.
     """
+    raise NotImplementedError

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.compiler.jit import njit
+from torchssvm.compiler.jit import njit, with_hidden
 from torchssvm.compiler.vectors import exact_dot
 from torchssvm.kinds.long import Long
 
 
+@with_hidden("kind", "reach", "form")
 class Examples(NamedTuple):
     """The training set: labels of all examples, one after another, and rows of features, which make the emissions.
 
@@ -41,8 +42,6 @@ class Examples(NamedTuple):
         form: The form of the features: dense rows, or lists with values or of ones. Its class selects the kernels.
         calls: Addresses of the kind's kernels, see :mod:`torchssvm.compiler.by_address`.
     """
-
-    hidden = ("kind", "reach", "form")
 
     dense: bool
     x: Any
@@ -88,6 +87,7 @@ def with_types(examples: Examples) -> Examples:
     return examples._replace(form=form, reach=Long(rows) if rows > examples.stored else None)
 
 
+@with_hidden("room")
 class Scratch(NamedTuple):
     """Scratch arrays for one block: potentials, Viterbi's transitions and maxima, responses, directions, the atoms.
 
@@ -96,8 +96,6 @@ class Scratch(NamedTuple):
     label, for chains longer than ``STORED``; else it is empty. ``slack`` gets the difference between an approximate
     oracle's bound and the value of its labeling. ``room`` has further arrays of the kind.
     """
-
-    hidden = ("room",)
 
     emission: Any
     transition: Any

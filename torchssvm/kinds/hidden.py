@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from torchssvm.compiler import stock
+from torchssvm.compiler.jit import hidden_fields
 from torchssvm.kinds import calls
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.weights import Model
-
 
 _SLOTS = 16  # more than there are functions by address
 
@@ -26,7 +26,7 @@ class Hidden:
         if not stock.is_on():
             from torchssvm.compiler.placed import Placed
 
-            self._values = {name: Placed(getattr(plain, name)) for name in plain.hidden}
+            self._values = {name: Placed(getattr(plain, name)) for name in hidden_fields[type(plain)]}
             self.fields = plain._replace(**{name: value.address for name, value in self._values.items()})
             self.arguments = Placed(self.fields)
 
