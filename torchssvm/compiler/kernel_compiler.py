@@ -18,6 +18,7 @@ from numba.core.compiler import Compiler
 from numba.core.typed_passes import AnnotateTypes, DumpParforDiagnostics, NativeLowering, NopythonRewrites
 from numba.core.untyped_passes import (
     FindLiterallyCalls,
+    InlineClosureLikes,
     InlineInlinables,
     LiteralPropagationSubPipelinePass,
     LiteralUnroll,
@@ -120,6 +121,7 @@ _UNUSED = (
     AnnotateTypes,
     DumpParforDiagnostics,
     FindLiterallyCalls,
+    InlineClosureLikes,
     InlineInlinables,
     LiteralPropagationSubPipelinePass,
     LiteralUnroll,
