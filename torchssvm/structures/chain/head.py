@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -379,7 +380,7 @@ class SparseEmission(torch.autograd.Function):
         sparse: bool,
     ) -> Tensor:
         """``[B, N, K]``; ``values`` is a separate argument to get a gradient."""
-        ctx.lists, ctx.sparse, ctx.rows = lists._replace(values=None), sparse, len(weight)
+        ctx.lists, ctx.sparse, ctx.rows = replace(lists, values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values, lengths, weight if needs[0] else None)
         flat = functional.embedding_bag(
