@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_tensor, check_type, check_whole, describe, number_of
 from torchssvm.core.modules import largest_feature
 from torchssvm.core.row_sparse import add_at, per_example_rows
+from torchssvm.core.threads import torch_threads
 
 _LARGEST = sys.float_info.max
 
@@ -108,7 +109,8 @@ def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[Iterable[tuple[str, flo
                 yield _ones(token)
             else:
                 raise TypeError(
-                    f"{_where(place, at)} is a {type(token).__name__}: give {{name: text, number or bool}}, or a list of names"
+                    f"{_where(place, at)} is a {type(token).__name__}: give {{name: text, number or bool}}, or a list "
+                    "of names"
                 )
 
 
@@ -141,7 +143,8 @@ def _values_of(token: Mapping[Any, Any], place: tuple[int, int]) -> Iterator[tup
             yield from ((f"{name}:{inner}", number) for inner, number in _ones(value))
         else:
             raise ValueError(
-                f"{_where(*place)} has the feature {name!r}={value!r}: names are texts, values texts, finite numbers or bools"
+                f"{_where(*place)} has the feature {name!r}={value!r}: names are texts, values texts, finite numbers "
+                "or bools"
             )
 
 
@@ -413,9 +416,10 @@ def padded_product(x: Any, weight: Tensor) -> Tensor:
     real = columns >= 0
     factors = real.to(weight.dtype) if values is None else torch.where(real, values.to(weight.dtype), 0.0)
     batch, longest = columns.shape[:2]
-    flat = nn.functional.embedding_bag(
-        columns.clamp(min=0).flatten(0, 1), weight, mode="sum", per_sample_weights=factors.flatten(0, 1)
-    )
+    with torch_threads(columns.numel() * weight.shape[1]):
+        flat = nn.functional.embedding_bag(
+            columns.clamp(min=0).flatten(0, 1), weight, mode="sum", per_sample_weights=factors.flatten(0, 1)
+        )
     return flat.view(batch, longest, weight.shape[1])
 
 
