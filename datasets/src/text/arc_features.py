@@ -102,7 +102,7 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
     count = count.cumsum(0)  # [i]: among the tokens before i
     low, high = np.minimum(heads, tokens), np.maximum(heads, tokens)
     between = count[high] > count[np.minimum(low + 1, high)]  # [T, T+1, kinds]
-    ends = _mix(_mix(_mix(np.uint64(len(_TEMPLATES) + 1), codes[1][None]), codes[1, 1:, None]), to_right)
+    ends = _mix(_mix(_mix(np.full((1, 1), len(_TEMPLATES) + 1, np.uint64), codes[1]), codes[1, 1:, None]), to_right)
     inside = _columns(_mix(ends[:, :, None], kinds), num_features)
     features = np.empty((length, length + 1, len(_ORDER) + len(kinds)), np.int64)
     features[:, :, : len(_ORDER)] = hashed.transpose(1, 2, 0)
