@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -52,8 +52,8 @@ waits as long for it.
 """
 
 
-def torch_threads(work: float = 0.0) -> AbstractContextManager[None]:
-    """A context in which torch's operators run on the calling thread, or on all if ``work`` multiplications pay.
+def torch_threads(work: float = 0.0) -> Any:
+    """A context, or decorator: torch's operators run on the calling thread, or on all if ``work`` multiplications pay.
 
     Contexts may lie in each other. :func:`run_in_chunks` keeps its threads, and a compiler sees nothing of all this.
     """
