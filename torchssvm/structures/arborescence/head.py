@@ -122,4 +122,4 @@ class LinearArcs(Head):
 def _within(columns: Tensor, size: int) -> bool:
     """Whether all columns are -1, which is padding, or 0 to ``size - 1``."""
     low, high = columns.aminmax() if columns.numel() else (-1, -1)
-    return low >= -1 and high < size
+    return bool(low >= -1 and high < size)
