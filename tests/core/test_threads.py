@@ -12,7 +12,11 @@ from cases.problems import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from torchssvm.core.threads import run_in_chunks, split
+from torchssvm import solve
+from torchssvm.core.threads import PAYS, run_in_chunks, split, torch_threads
+from torchssvm.datasets import PaddedDataset
+from torchssvm.dual import DualState
+from torchssvm.structures import LinearChain
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +129,29 @@ def test_a_forked_child_starts_its_own_threads():
             os._exit(1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_torch_stays_on_the_calling_thread_unless_the_work_pays():
+    with torch_threads():
+        assert torch.get_num_threads() == 1
+        with torch_threads(PAYS):
+            assert torch.get_num_threads() == 3
+        assert len(run_in_chunks(lambda begin, end, _: (begin, end), [1] * 6)) == 3
+    assert torch.get_num_threads() == 3
+
+
+def test_threads_of_torch_come_back_after_an_error():
+    with pytest.raises(KeyError), torch_threads():
+        raise KeyError
+    assert torch.get_num_threads() == 3
+
+
+def test_a_step_of_the_compiled_loop_runs_torch_on_one_thread(monkeypatch):
+    seen = []
+    accept = DualState.remember_weights
+    monkeypatch.setattr(
+        DualState, "remember_weights", lambda *args: (seen.append(torch.get_num_threads()), accept(*args))
+    )
+    data = PaddedDataset(torch.randn(4, 3, 2), torch.tensor([[0, 1, 0]] * 4), torch.full((4,), 3))
+    solve(LinearChain(2, 2), data, 0.1, max_passes=3.0, progress=False)
+    assert set(seen) == {1}

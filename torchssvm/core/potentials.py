@@ -19,6 +19,7 @@ from torchssvm.compiler.jit import njit_fastmath
 from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers, row_names
 from torchssvm.core.launch import fits_numba, once
 from torchssvm.core.operators import apart, pick, plain
+from torchssvm.core.threads import torch_threads
 from torchssvm.core.triton_support import fits_triton
 
 Parts = dict[str, Tensor]
@@ -353,7 +354,8 @@ def check_scores_finite(
     """
     scores = {name: once(tensor) for name, tensor in potentials.tensors.items() if tensor.numel()}
     scores = {name: tensor.abs() if signed(name) else tensor for name, tensor in scores.items()}
-    highest = [tensor.amax() for tensor in scores.values()]
+    with torch_threads(sum(tensor.numel() for tensor in scores.values())):
+        highest = [tensor.amax() for tensor in scores.values()]
     if not highest or isinstance(highest[0], FakeTensor):
         return
     if len(highest) > 1 and not highest[0].is_cpu:

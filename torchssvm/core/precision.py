@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.operators import transformed
+from torchssvm.core.threads import torch_threads
 
 _LOWERED = ("tf32", "bf16")
 _get: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)  # torch >= 2.9
@@ -135,7 +136,8 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     """
     context = full_precision(x.device)
     if context is _NOTHING:  # and so it will be in the backward pass
-        return nn.functional.linear(x, weight)
+        with torch_threads(x.numel() * (len(weight) if weight.ndim == 2 else 1)):
+            return nn.functional.linear(x, weight)
     differentiable = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if differentiable and not transformed() and not torch.compiler.is_compiling():
         return _Product.apply(x, weight)

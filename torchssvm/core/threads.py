@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -36,11 +37,47 @@ def run_in_chunks(
     count = len(sizes)
     if not count:
         return []
-    threads = 1 if getattr(_local, "inside", False) else torch.get_num_threads()
+    threads = 1 if getattr(_local, "inside", False) else _threads_here()
     bounds = split(sizes, min(threads, count), grain) if threads > 1 else [0, count]
     if len(bounds) == 2:
         return [function(0, count, 0)]
     return _run([_Task(function, begin, bounds[i + 1], i) for i, begin in enumerate(bounds[:-1])])
+
+
+PAYS = 100_000_000
+"""Multiplications, some 5 milliseconds of one core, from which on a product of matrices gets torch's threads.
+
+A thread of torch spins for milliseconds behind every operator that it has shared, and on a busy machine the caller
+waits as long for it.
+"""
+
+
+def torch_threads(work: float = 0.0) -> Any:
+    """A context, or decorator: torch's operators run on the calling thread, or on all if ``work`` multiplications pay.
+
+    Contexts may lie in each other. :func:`run_in_chunks` keeps its threads, and a compiler sees nothing of all this.
+    """
+    return nullcontext() if torch.compiler.is_compiling() else _torch_threads(work)
+
+
+@contextmanager
+def _torch_threads(work: float) -> Iterator[None]:
+    threads, before = _threads_here(), torch.get_num_threads()
+    known, wanted = getattr(_local, "threads", None), threads if work >= PAYS else 1
+    _local.threads = threads
+    if wanted != before:
+        torch.set_num_threads(wanted)  # of this thread: OpenMP and MKL keep a number for each
+    try:
+        yield
+    finally:
+        _local.threads = known
+        if wanted != before:
+            torch.set_num_threads(before)
+
+
+def _threads_here() -> int:
+    """The number of threads outside of all :func:`torch_threads`."""
+    return getattr(_local, "threads", None) or torch.get_num_threads()
 
 
 def split(sizes: Sequence[int] | np.ndarray, parts: int, grain: float = 0.0) -> list[int]:

@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.arguments import check_flags, check_number, check_share, is_whole, naming, or_default
-from torchssvm.core.batch import in_order, tree_tensors
+from torchssvm.core.batch import in_order, rows_in_order, tree_tensors
 from torchssvm.core.marginals import marginals_at
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials
@@ -37,7 +37,6 @@ from torchssvm.estimators.examples import (
     check_missing,
     columns_of,
     kind_of,
-    labelled,
     listed,
     padded,
     rows_of,
@@ -102,6 +101,8 @@ class CertifiedEstimator(BaseEstimator):
     def _check_names(self, tables: Iterable[Any], reset: bool = False) -> None:
         """Check the names of columns as scikit-learn does; ``reset`` stores the names of the first table."""
         kinds = {str(list(getattr(table, "columns", ()))): table for table in tables}
+        if not reset and kinds.keys() == {"[]"} and not hasattr(self, "feature_names_in_"):
+            return  # scikit-learn's check imports and asks all packages of tables
         for table in kinds.values():
             validate_data(self, table, reset=reset, skip_check_array=True, ensure_2d=False)
             reset = False
@@ -483,10 +484,11 @@ class SequenceEstimator(CalibratedEstimator):
             self._check_names(sequences)
             named = self._kind == NAMED
             rows = FeatureLists(sequences, self.vocabulary_ or {}) if named else rows_of(sequences, self.n_features_in_)
-            examples = labelled([size_of(sequence) for sequence in sequences], None, batches_of(rows))
-        for batch in in_order(examples, lengths=examples.lengths):
-            assert batch.lengths is not None
+        lengths, features = torch.tensor([size_of(sequence) for sequence in sequences]), batches_of(rows)
+        for chosen in rows_in_order(range(len(full)), 256, lengths):
+            places = np.asarray(chosen)
             with torch.no_grad():  # not around the yield: where the caller raises, it would stay
-                potentials = self.head_(batch.x, batch.lengths)
-            potentials.index = torch.tensor(full)[batch.index]
-            yield potentials.index.tolist(), batch.lengths.tolist(), potentials
+                potentials = self.head_(features(places), lengths[places])
+            index = [full[row] for row in chosen]
+            potentials.index = torch.tensor(index)
+            yield index, potentials.lengths.tolist(), potentials

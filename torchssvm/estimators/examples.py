@@ -125,12 +125,14 @@ def _reader(X: Any) -> Callable[[torch.Tensor], Any]:
     if not sparse.issparse(X):
         return torch.from_numpy(np.require(X, requirements=["C", "W"])).__getitem__
     # arrays that joblib maps are not writable
-    arrays = (np.require(array, requirements=["C", "W"]) for array in (X.indptr, X.indices, X.data))
-    ends, columns, values = map(torch.from_numpy, arrays)
-    ends = ends.long()
+    arrays = (np.require(array, requirements=["C", "W"]) for array in (X.indices, X.data))
+    columns, values = map(torch.from_numpy, arrays)
+    ends = X.indptr.astype(np.int64)
 
     def lists(rows: torch.Tensor) -> SparseFeatures:
-        return padded_lists(ends[rows], ends[rows + 1] - ends[rows], columns, values)
+        places = rows.numpy()
+        start = ends[places]
+        return padded_lists(start, ends[places + 1] - start, columns, values)
 
     return lists
 

@@ -119,7 +119,8 @@ class SparseRows:
 
     def lists(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Columns int64 ``[R, P]``, -1 where a row has fewer than P entries, and values float32 ``[R, P]``, then 0."""
-        start = self.indptr[rows]
-        columns, values = padded_lists(start, self.indptr[rows + 1] - start, self.indices, self.values)
+        ends, places = self.indptr.numpy(), rows.numpy()
+        start = ends[places]
+        columns, values = padded_lists(start, ends[places + 1] - start, self.indices, self.values)
         assert values is not None
         return columns, values

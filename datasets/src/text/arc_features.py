@@ -29,7 +29,20 @@ _PAIRS = (
 )
 # All arcs of a token share these: they distinguish heads only together with the distance.
 _TOKEN = (("tw", "tg"), ("tw",), ("tg",))
-_BETWEEN = len(_ALONE) + len(_PAIRS) + len(_TOKEN)
+_TEMPLATES = (*_ALONE, *_PAIRS, *_TOKEN)
+_ROWS = {"w": 0, "g": 1, "g-1": 2, "g+1": 3}
+
+
+def _steps(end: str) -> list[tuple[list[int], list[int]]]:
+    """For the first name of the head or the token, and the second: templates that have it, and its rows."""
+    names = [[_ROWS[name[1:]] for name in template if name[0] == end] for template in _TEMPLATES]
+    several = [[n for n, rows in enumerate(names) if len(rows) > place] for place in range(2)]
+    return [(which, [names[n][place] for n in which]) for place, which in enumerate(several)]
+
+
+_OF_HEAD, _OF_TOKEN = _steps("h"), _steps("t")  # in a template, the names of the head come first
+_PLAIN = len(_ALONE) + len(_PAIRS)  # templates that also count without the distance
+_ORDER = [row for n in range(len(_TEMPLATES)) for row in ([n] if n < _PLAIN else []) + [len(_TEMPLATES) + n]]
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 _HALF = np.uint64(32)
 
@@ -66,25 +79,21 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
     if len(tags) != length:
         raise ValueError(f"words are {length} and tags {len(tags)}: give a tag for every word")
     word, tag = _codes(["<root>", *words]), _codes(["<left>", "<root>", *tags, "<right>"])
-    by_position = {"w": word, "g": tag[1:-1], "g-1": tag[:-2], "g+1": tag[2:]}
-    of = {f"h{name}": codes[None, :] for name, codes in by_position.items()}
-    of |= {f"t{name}": codes[1:, None] for name, codes in by_position.items()}
+    codes = np.stack([word, tag[1:-1], tag[:-2], tag[2:]])  # [4, T+1]
     heads, tokens = np.arange(length + 1)[None, :], np.arange(1, length + 1)[:, None]
     distance = np.abs(heads - tokens)
     to_right = (heads < tokens).astype(np.uint64)
     near = np.minimum(distance, 5) + (distance > 5) + (distance > 10)
     apart = near.astype(np.uint64) * np.uint64(2) + to_right + np.uint64(1)
 
-    shape = (length, length + 1)
-    columns = []
-    for number, template in enumerate((*_ALONE, *_PAIRS, *_TOKEN)):
-        code = np.full((1, 1), number + 1, np.uint64)
-        for name in template:
-            code = _mix(code, of[name])
-        if template not in _TOKEN:
-            columns.append(np.broadcast_to(code, shape))
-        columns.append(_mix(code, apart))
-    hashed = np.stack(columns, 2) % np.uint64(num_features)
+    # All templates at once, since an operation on one takes less time than its call.
+    code = np.repeat(np.arange(1, len(_TEMPLATES) + 1, dtype=np.uint64)[:, None], length + 1, 1)
+    for which, rows in _OF_HEAD:
+        code[which] = _mix(code[which], codes[rows])
+    code = np.repeat(code[:, None], length, 1)  # [templates, T, T+1]
+    for which, rows in _OF_TOKEN:
+        code[which] = _mix(code[which], codes[rows, 1:, None])
+    hashed = _columns(np.concatenate([code, _mix(code, apart)])[_ORDER], num_features)
 
     # Each tag between head and token, once: its counts before the two differ.
     kinds, kind = np.unique(tag[2:-1], return_inverse=True)
@@ -93,9 +102,11 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
     count = count.cumsum(0)  # [i]: among the tokens before i
     low, high = np.minimum(heads, tokens), np.maximum(heads, tokens)
     between = count[high] > count[np.minimum(low + 1, high)]  # [T, T+1, kinds]
-    ends = _mix(_mix(_mix(np.full((1, 1), _BETWEEN + 1, np.uint64), of["hg"]), of["tg"]), to_right)
-    inside = _mix(ends[:, :, None], kinds) % np.uint64(num_features)
-    features = np.concatenate([hashed.astype(np.int64), np.where(between, inside.astype(np.int64), -1)], 2)
+    ends = _mix(_mix(_mix(np.full((1, 1), len(_TEMPLATES) + 1, np.uint64), codes[1]), codes[1, 1:, None]), to_right)
+    inside = _columns(_mix(ends[:, :, None], kinds), num_features)
+    features = np.empty((length, length + 1, len(_ORDER) + len(kinds)), np.int64)
+    features[:, :, : len(_ORDER)] = hashed.transpose(1, 2, 0)
+    features[:, :, len(_ORDER) :] = np.where(between, inside, -1)
     features[distance == 0] = -1
     return torch.from_numpy(features)
 
@@ -104,7 +115,14 @@ def _codes(texts: Sequence[str]) -> np.ndarray:
     return np.array([zlib.crc32(text.encode()) + 1 for text in texts], np.uint64)
 
 
+def _columns(hashed: np.ndarray, num_features: int) -> np.ndarray:
+    """``hashed % num_features`` as int64, by a division, which NumPy does in half the time."""
+    size = np.uint64(num_features)
+    return (hashed - hashed // size * size).view(np.int64)
+
+
 def _mix(code: np.ndarray, more: np.ndarray) -> np.ndarray:
     """A hash of both in 64-bit arithmetic."""
     mixed = (code ^ more) * _ODD
-    return mixed ^ (mixed >> _HALF)
+    mixed ^= mixed >> _HALF
+    return mixed

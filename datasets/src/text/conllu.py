@@ -22,7 +22,7 @@ from ..padded import PADDING, Example, collating, padded, place_of
 from .arc_features import arc_columns
 
 _ABSENT = "_"
-_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_COLUMNS = ("id", "form", "LEMMA", "upos", "xpos", "FEATS", "head", "DEPREL", "DEPS", "MISC")  # capitals: unparsed
 
 
 class Sentence(NamedTuple):

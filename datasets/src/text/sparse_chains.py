@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchssvm.core.arguments import check_tensor
 from torchssvm.core.batch import Batch
-from torchssvm.core.sparse_features import SparseFeatures, padded_lists
+from torchssvm.core.sparse_features import SparseFeatures, padded_sequences, padded_tokens
 
 from ..padded import PADDING, Example, collating, padded, place_of, places_of
 
@@ -79,14 +80,10 @@ class SparseChains(Dataset[Example]):
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The chains at ``indices`` as one batch, cropped to its longest; a ``DataLoader`` calls this."""
         index = torch.tensor(places_of(indices, len(self), self.what))
-        lengths = self.lengths[index]
-        place = torch.arange(int(lengths.max()))
-        real = place < lengths[:, None]
-        token = torch.where(real, self.offsets[index][:, None] + place, 0)  # [B, N]
-        y = torch.where(real, self.states[token], PADDING)
-        count = torch.where(real, self.rows[token + 1] - self.rows[token], 0)
-        x = padded_lists(self.rows[token], count, self.columns, self.values)
-        return Batch(x=x, y=y, index=index, lengths=lengths)
+        token, real = padded_tokens(self.offsets, index)
+        y = torch.from_numpy(np.where(real, self.states.numpy()[token], PADDING))
+        x = padded_sequences(token, real, self.rows, self.columns, self.values)
+        return Batch(x=x, y=y, index=index, lengths=self.lengths[index])
 
     @staticmethod
     @collating

@@ -13,6 +13,7 @@ from torchssvm.core.arguments import OLD_NUMBERS, naming
 from torchssvm.core.batch import Batch, as_batch, restrict, to_device
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures, check_finite, lists_of
+from torchssvm.core.threads import torch_threads
 from torchssvm.dual.checks import check_batch, digest_examples
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import Extra, HeadAdapter
@@ -168,6 +169,7 @@ def long_features(examples: Examples) -> int:
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
 
 
+@torch_threads()
 def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor | None, dtype: torch.dtype) -> Piece:
     given = adapter.inputs(batch.x)
     if not isinstance(given, SparseFeatures) and (not isinstance(given, Tensor) or given.layout != torch.strided):

@@ -19,6 +19,7 @@ from torchssvm.core.packages import warn
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import Box
 from torchssvm.core.states import Numbers, Stateful, check_entries
+from torchssvm.core.threads import torch_threads
 from torchssvm.dual.checks import check_visits, digest_examples, digest_targets
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
@@ -262,7 +263,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     @contextmanager
     def _visiting(self, index: Tensor | None = None) -> Iterator[None]:
         """Visits of these blocks, None for any, are made inside; an interrupt waits until they are accepted."""
-        with undisturbed():
+        with undisturbed(), torch_threads():
             self.begin()
             try:
                 yield
@@ -352,7 +353,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             made = self._exact(self._adapter.weights.model(), blocks, dual, options, memory)
             return made._replace(remember=partial(self._remember, made.remember))
 
-        return conclude(dual, make_pass, refresh=refresh)
+        with torch_threads():
+            return conclude(dual, make_pass, refresh=refresh)
 
     def _remember(self, remember: Callable[[], None]) -> None:
         remember()

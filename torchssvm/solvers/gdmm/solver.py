@@ -22,6 +22,7 @@ from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.states import Numbers, StatefulOptimizer, check_entries, check_seal, with_seal
+from torchssvm.core.threads import torch_threads
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
@@ -203,6 +204,7 @@ class GDMM(StatefulOptimizer):
         return PassReport(self.passes, self.violation, worst, rho, int(visits[1]), int(visits[2]), seconds)
 
     @torch.no_grad()
+    @torch_threads()
     def certify(self) -> FactorwiseCertificate:
         """Bounds of P and P': the primal of the current weights, and duals of consistent points near the iterate.
 
@@ -411,7 +413,7 @@ class GDMM(StatefulOptimizer):
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """A change of duals or weights, done or not when an interrupt is let in."""
-        with undisturbed():
+        with undisturbed(), torch_threads():
             self._check_weights()
             yield
 

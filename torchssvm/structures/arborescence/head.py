@@ -74,39 +74,52 @@ class LinearArcs(Head):
             check_operands(values=(values, columns.shape))
         inside = check_lengths(lengths, columns)
         heads = torch.nn.functional.pad(inside, (1, 0), value=True)
-        columns = columns.masked_fill(~(inside.unsqueeze(2) & heads.unsqueeze(1)).unsqueeze(3), -1)
-        low, high = (int(bound) for bound in columns.aminmax()) if columns.numel() else (-1, -1)
-        if low < -1 or high >= len(self.weight):
-            wrong = low if low < -1 else high
-            raise ValueError(f"columns has {wrong}: give 0 to in_features - 1 = {len(self.weight) - 1}, or -1 for none")
-        real = columns >= 0
+        outside = ~(inside.unsqueeze(2) & heads.unsqueeze(1))
+        size = len(self.weight)
+        if not _within(columns, size):  # entries beyond a length may hold anything
+            columns = columns.masked_fill(outside.unsqueeze(3), -1)
+            if not _within(columns, size):
+                low, high = (int(bound) for bound in columns.aminmax())
+                wrong = low if low < -1 else high
+                raise ValueError(f"columns has {wrong}: give 0 to in_features - 1 = {size - 1}, or -1 for none")
         with full_precision(columns.device):
-            worth = real.to(self.weight.dtype)
+            # Padding, -1, reads the last weight. Either way the backward pass sums in a fixed order.
+            chosen = self.weight.take(columns) if adds_in_order(self.weight) else self.weight[columns]
+            chosen = torch.where(columns >= 0, chosen, 0.0)
             if values is not None:
-                worth = torch.where(real, values.to(self.weight.dtype), 0.0)
-            known = columns.clamp(min=0)
-            # Either way the backward pass sums in a fixed order.
-            chosen = self.weight.take(known) if adds_in_order(self.weight) else self.weight[known]
-            scores = (chosen * worth).sum(3)
+                values = torch.where(columns >= 0, values.to(self.weight.dtype), 0.0)
+                chosen = chosen * values
+            scores = chosen.sum(3).masked_fill(outside, 0.0)
+
+        def worth_of(columns: Tensor, *arcs: Tensor) -> Tensor:
+            return (columns >= 0).to(self.weight.dtype) if values is None else values.detach()[arcs or ...]
 
         def adjoint(parts: Parts) -> list[Tensor]:
             (v,) = parts.values()
             example, t, h = v.nonzero(as_tuple=True)  # few arcs change
-            chosen = real[example, t, h]
-            amount = (v[example, t, h].unsqueeze(1) * worth.detach()[example, t, h])[chosen]
+            known = columns[example, t, h]
+            chosen = known >= 0
+            amount = (v[example, t, h].unsqueeze(1) * worth_of(known, example, t, h))[chosen]
             owner = example.unsqueeze(1).expand_as(chosen)[chosen]
-            return [per_example_rows(owner, known[example, t, h][chosen], amount, (len(columns), len(self.weight)))]
+            return [per_example_rows(owner, known[chosen], amount, (len(columns), size))]
 
         def gram_product(parts: Parts) -> Parts:
             (v,) = parts.values()
-            used, place = known.unique(return_inverse=True)  # the columns of the batch
-            amount = (v.unsqueeze(3) * worth.detach()).flatten(1)
+            used, place = columns.clamp(min=0).unique(return_inverse=True)  # the columns of the batch
+            worth = worth_of(columns)
+            amount = (v.unsqueeze(3) * worth).flatten(1)
             gradient = add_at(v.new_zeros(len(columns), len(used)), place.flatten(1), amount)
-            change = gradient.gather(1, place.flatten(1)).view(known.shape)
-            return {"arcs": (change * worth.detach()).sum(3)}
+            change = gradient.gather(1, place.flatten(1)).view(columns.shape)
+            return {"arcs": (change * worth).sum(3).masked_fill(outside, 0.0)}
 
         ragged = {} if lengths is None else {"arcs": 0}
-        weights = None if worth.requires_grad else own_weights(self)
+        weights = None if values is not None and values.requires_grad else own_weights(self)
         return Potentials(
             {"arcs": scores}, lengths, ragged=ragged, adjoint=adjoint, gram_product=gram_product, weights=weights
         )
+
+
+def _within(columns: Tensor, size: int) -> bool:
+    """Whether all columns are -1, which is padding, or 0 to ``size - 1``."""
+    low, high = columns.aminmax() if columns.numel() else (-1, -1)
+    return bool(low >= -1 and high < size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torchssvm.core.sparse_features import (
     padded_product,
     respond,
 )
+from torchssvm.core.threads import torch_threads
 from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.structure import Chain
@@ -210,7 +212,8 @@ class _Emission(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, lengths: Tensor, weight: Tensor, *extra: Tensor | None) -> Tensor:
         # The weight is saved only if needed: steps change it in place.
         ctx.save_for_backward(x, lengths, weight if ctx.needs_input_grad[0] else None)
-        return add_biases(x @ weight.t(), lengths, *extra)  # in the precision that the head has set
+        with torch_threads(x.numel() * len(weight)):
+            return add_biases(x @ weight.t(), lengths, *extra)  # in the precision that the head has set
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -379,12 +382,13 @@ class SparseEmission(torch.autograd.Function):
         sparse: bool,
     ) -> Tensor:
         """``[B, N, K]``; ``values`` is a separate argument to get a gradient."""
-        ctx.lists, ctx.sparse, ctx.rows = lists._replace(values=None), sparse, len(weight)
+        ctx.lists, ctx.sparse, ctx.rows = replace(lists, values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values, lengths, weight if needs[0] else None)
-        flat = functional.embedding_bag(
-            lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
-        )
+        with torch_threads(lists.columns.numel() * weight.shape[1]):  # else torch shares even one sentence
+            flat = functional.embedding_bag(
+                lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
+            )
         return add_biases(flat.view(*lists.shape, weight.shape[1]), lengths, bias, first, end)
 
     @staticmethod
