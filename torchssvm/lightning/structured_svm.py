@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,13 +22,13 @@ from torchssvm.core.problem import check_bounds, check_lam, find_structure, grou
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.compiled_loop import choose_solver, make_loop
+from torchssvm.lightning.compiled_loop import choose_solver, examples_at, make_loop
 from torchssvm.lightning.fit import alone, certify_by_torch, check_strategy
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import training_modes
 from torchssvm.lightning.training_batches import EpochPart, exact_pass_loader, own_draws
-from torchssvm.solvers.advice import warn_if_estimated_far
+from torchssvm.solvers.advice import warn_if_estimated_far, warn_if_stiff
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, weights_kept
@@ -215,7 +216,7 @@ class StructuredSVM(Predicting):
             figures["cache_hits"] = float(dual.cache_hits)
         if dual.ranks:
             figures["rho"] = dual.rho
-        if (estimate := dual.gap_estimate) < float("inf"):  # every block has been seen
+        if (estimate := (self._run.pacing or dual).gap_estimate) < float("inf"):  # every block has been seen
             figures["gap_estimate"] = estimate
         if self.trainer.loggers:
             self.log_dict(figures, **options)
@@ -239,6 +240,9 @@ class StructuredSVM(Predicting):
         choice = choose_solver(self, self.training_loader, run.kind)
         if not Ranks.here().rank:
             print_choice(choice)
+            if stages is None and resume is None and (most := self.trainer.max_epochs or -1) > 0:
+                fetch = partial(examples_at, self, self.training_loader)
+                warn_if_stiff(self.head, self.structure, fetch, n, self.lam, most)
         self.rules = choice.solver
         run.compiled = choice.adapter is not None
         dual = DualState.for_head(
@@ -359,7 +363,9 @@ class StructuredSVM(Predicting):
 
     def pacing(self, **rules: Any) -> Pacing:
         """When exact passes are made, as in the loop that makes the steps."""
-        return Pacing(self.dual, idle_epochs=CompiledBCFW.idle_epochs if self._run.compiled else IDLE_EPOCHS, **rules)
+        idle = CompiledBCFW.idle_epochs if self._run.compiled else IDLE_EPOCHS
+        self._run.pacing = Pacing(self.dual, idle_epochs=idle, value=self.dual.value, **rules)
+        return self._run.pacing
 
     def certify(self, batches: Iterable[Any] | None = None) -> Certificate:
         """An exact pass during or after a fit.
