@@ -36,8 +36,8 @@ LITTLE = 0.02
 SHARED = 0.5
 """Features share a direction if their mean has more than this share of their mean square."""
 
-PASSES = 0.4
-"""Of ``|psi|^2 / (lam n L)`` along a direction that all examples share: the passes to a gap of 1 % of the primal."""
+PASSES = 0.25
+"""Of ``|psi|^2 / (lam n L)`` along a direction that all examples share: the passes that a gap of 1 % takes at least."""
 
 
 def warn_if_stiff(
@@ -81,8 +81,8 @@ def warn_if_stiff(
             f"divide it by {abs(mean[column]):.3g}",
         )
     warn(
-        f"a gap of 1 % may take {passes:,.0f} passes, and max_passes={max_passes:g}: {cause}, {share:.0%} of the "
-        f"features' mean square. For fewer passes {remedy}, or give a larger lam",
+        f"a gap of 1 % takes some {passes:,.0f} passes or more, beyond max_passes={max_passes:g}: {cause}, {share:.0%} "
+        f"of the features' mean square. For fewer passes {remedy}, or give a larger lam",
         category,
     )
 
