@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
+from cases.constant_column import Rows
 from cases.problem_data import Items
 from cases.problems import PROBLEMS
 
-from torchssvm import Batch, LinearMulticlass, Relative, guess_lam, solve
+from torchssvm import LinearMulticlass, Relative, guess_lam, solve
 
 KINDS = ["chain", "multiclass"]
 
@@ -37,26 +37,6 @@ def test_a_run_that_reaches_its_gap_with_weights_says_nothing(kind, factor):
         warnings.simplefilter("error")
         lam = factor * guess_lam(problem.head, Items(problem))
         solve(problem.head, Items(problem), lam, tolerance=Relative(0.05), max_passes=3000)
-
-
-class Rows:
-    """Points with a column that is the same for all."""
-
-    def __init__(self, value: float, n: int = 60) -> None:
-        random = torch.Generator().manual_seed(0)
-        x = torch.randn(n, 5, generator=random)
-        self.y = x[:, :3].argmax(1)
-        self.x = torch.cat([x, torch.full((n, 1), value)], 1)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> int:
-        return i
-
-    def collate(self, index: list[int]) -> Batch:
-        rows = torch.tensor(index)
-        return Batch(self.x[rows], self.y[rows], rows)
 
 
 @pytest.mark.parametrize("value", [1.0, 60.0])

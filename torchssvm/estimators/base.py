@@ -184,8 +184,7 @@ class CertifiedEstimator(BaseEstimator):
         C = None if isinstance(C, str) else C  # "guess" and "choose"
         before = trainer.dual.passes
         if not before:
-            structure, fetch = trainer.dual.structure, fetcher(examples)
-            warn_if_stiff(head, structure, fetch, len(examples), lam, self.max_passes, ConvergenceWarning)
+            warn_if_stiff(head, trainer.dual, fetcher(examples), self.max_passes, ConvergenceWarning)
         certificate = trainer.solve(
             tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
+from torchssvm.core.batch import as_batch, fetcher, lengths_of, rows_in_order
 from torchssvm.core.modules import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
@@ -49,24 +48,19 @@ def choose_solver(module: Any, loader: DataLoader, kind: str | None) -> Choice:
     return of_all_ranks(chosen(solver), solver, chosen, ranks)
 
 
-def _sample(module: Any, loader: DataLoader) -> Sample:
-    """The first examples."""
-    rows = rows_in_order(Ranks.here().own(count_examples(loader)), _SAMPLED, lengths_of(loader.dataset))[0]
-    batch = examples_at(module, loader, rows)
-    with torch.no_grad(), evaluating(module):
-        return Sample(batch.x, module.potentials_of(batch.x, batch.lengths), len(rows))
-
-
 @torch.no_grad()
-def examples_at(module: Any, loader: DataLoader, rows: Sequence[int]) -> Batch:
-    """The batch of these examples, with what the head is given as ``x``; what they draw at random leaves no trace."""
+def _sample(module: Any, loader: DataLoader) -> Sample:
+    """The first examples; what they draw at random leaves no trace."""
     random, trainer = RandomState(), module.trainer
+    rows = rows_in_order(Ranks.here().own(count_examples(loader)), _SAMPLED, lengths_of(loader.dataset))[0]
     batch = as_batch(fetcher(loader.dataset, loader.collate_fn)(rows))
     batch = trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch))
-    with evaluating(module), trainer.precision_plugin.forward_context():
-        x = module.extract(batch.x, batch.lengths)
+    with evaluating(module):
+        with trainer.precision_plugin.forward_context():
+            x = module.extract(batch.x, batch.lengths)
+        potentials = module.potentials_of(x, batch.lengths)
     random.restore()
-    return batch.replace(x=x)
+    return Sample(x, potentials, len(rows))
 
 
 def _transfer_hook(module: Any) -> str | None:

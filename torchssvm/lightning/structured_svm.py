@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,13 +15,13 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from torchssvm.core.arguments import or_default
-from torchssvm.core.batch import Batch, as_batch
+from torchssvm.core.batch import Batch, as_batch, fetcher
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.compiled_loop import choose_solver, examples_at, make_loop
+from torchssvm.lightning.compiled_loop import choose_solver, make_loop
 from torchssvm.lightning.fit import alone, certify_by_torch, check_strategy
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
 from torchssvm.lightning.predicting import Predicting
@@ -240,9 +239,6 @@ class StructuredSVM(Predicting):
         choice = choose_solver(self, self.training_loader, run.kind)
         if not Ranks.here().rank:
             print_choice(choice)
-            if stages is None and resume is None and (most := self.trainer.max_epochs or -1) > 0:
-                fetch = partial(examples_at, self, self.training_loader)
-                warn_if_stiff(self.head, self.structure, fetch, n, self.lam, most)
         self.rules = choice.solver
         run.compiled = choice.adapter is not None
         dual = DualState.for_head(
@@ -258,6 +254,14 @@ class StructuredSVM(Predicting):
                 self.zero_head()
             parameters = groups(self.head, check_bounds(self.head, self.solver.bounds))
             optimizers: list[Optimizer] = [BCFW(parameters, dual, line_search=self.rules.line_search)]
+        if (
+            self.features is None
+            and resume is None
+            and not Ranks.here().rank
+            and (most := self.trainer.max_epochs or 0) > 0
+        ):
+            loader = self.training_loader
+            warn_if_stiff(self.head, dual, fetcher(loader.dataset, loader.collate_fn), most)
         batches = run.batches
         assert batches is not None
         if (sampler := batches.gap_sampler) is not None:

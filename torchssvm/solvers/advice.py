@@ -36,16 +36,14 @@ LITTLE = 0.02
 SHARED = 0.5
 """Features share a direction if their mean has more than this share of their mean square."""
 
-PASSES = 0.25
+PASSES, PASSES_WITH_CACHE = 0.25, 0.08
 """Of ``|psi|^2 / (lam n L)`` along a direction that all examples share: the passes that a gap of 1 % takes at least."""
 
 
 def warn_if_stiff(
     head: nn.Module,
-    structure: Structure,
+    dual: DualState,
     fetch: Callable[[list[int]], Batch],
-    n: int,
-    lam: float,
     max_passes: float,
     category: type[Warning] = UserWarning,
 ) -> None:
@@ -57,7 +55,7 @@ def warn_if_stiff(
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():  # items may draw numbers
-            examples = [fetch([place]) for place in spread(n)]
+            examples = [fetch([place]) for place in spread(dual.num_examples)]
         if not all(isinstance(b.x, Tensor) and b.x.is_floating_point() and b.x.ndim > 1 for b in examples):
             return
         rows = torch.cat([b.x.flatten(0, -2).double() for b in examples])
@@ -67,8 +65,9 @@ def warn_if_stiff(
         if not share > SHARED:
             return
         alike = [b.replace(x=torch.where(b.x.any(-1, keepdim=True), mean.to(b.x), 0.0)) for b in examples]
-        ratios = steps_to_fit(head, structure, alike)
-        passes = PASSES * sum(ratios) / len(ratios) / (lam * n)
+        ratios = steps_to_fit(head, dual.structure, alike)
+        rate = PASSES_WITH_CACHE if dual.storage.keeps_labelings else PASSES
+        passes = rate * sum(ratios) / len(ratios) / (dual.lam * dual.num_examples)
     except Exception:  # an advice never ends a run
         return
     if not max_passes < passes < math.inf:

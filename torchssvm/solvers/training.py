@@ -119,7 +119,7 @@ def solve(
         )
 
         if start is None and not Ranks.here().rank:
-            warn_if_stiff(head, trainer.dual.structure, fetcher(dataset), len(dataset), lam, max_passes)
+            warn_if_stiff(head, trainer.dual, fetcher(dataset), max_passes)
 
         def check(certificate: Certificate) -> None:
             assert on_check is not None
