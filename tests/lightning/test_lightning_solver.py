@@ -8,13 +8,16 @@ import pytest
 
 L = pytest.importorskip("lightning")
 
+from cases.constant_column import Rows  # noqa: E402
 from cases.lightning_chains import Words, svm, trainer  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     CacheOracle,
     Corrective,
     Labelings,
     LinearChain,
+    LinearMulticlass,
     MeanParts,
     Pairwise,
     Relative,
@@ -98,3 +101,14 @@ def test_the_end_is_one_per_cent_of_the_primal():
     assert "tolerance 1 % of the primal" in gap.stopped_because
     with pytest.warns(UserWarning, match=r"the run ended far from the optimum: the gap, .* % of the primal"):
         trainer(DualityGap(), max_epochs=1, enable_checkpointing=False).fit(svm(False), Words().by_gaps())
+
+
+@pytest.mark.parametrize("value", [1.0, 60.0])
+def test_a_large_constant_column_is_named_before_the_fit(value):
+    rows = Rows(value)
+    model = StructuredSVM(LinearMulticlass(6, 3), lam=1 / len(rows))
+    fitting = L.Trainer(max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        fitting.fit(model, DataLoader(rows, batch_size=20, collate_fn=rows.collate))
+    assert sum("column 5 is about 60" in str(each.message) for each in warned) == (value > 1.0)

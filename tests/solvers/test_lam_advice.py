@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from cases.constant_column import Rows
 from cases.problem_data import Items
 from cases.problems import PROBLEMS
 
-from torchssvm import Relative, guess_lam, solve
+from torchssvm import LinearMulticlass, Relative, guess_lam, solve
 
 KINDS = ["chain", "multiclass"]
 
@@ -36,3 +37,27 @@ def test_a_run_that_reaches_its_gap_with_weights_says_nothing(kind, factor):
         warnings.simplefilter("error")
         lam = factor * guess_lam(problem.head, Items(problem))
         solve(problem.head, Items(problem), lam, tolerance=Relative(0.05), max_passes=3000)
+
+
+@pytest.mark.parametrize("value", [1.0, 60.0])
+def test_a_large_constant_column_is_named_before_the_run(value):
+    rows = Rows(value)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        solve(LinearMulticlass(6, 3), rows, 1 / len(rows), max_passes=400, tolerance=Relative(0.5))
+    said = [str(each.message) for each in warned if "column 5 is about 60" in str(each.message)]
+    assert len(said) == (value > 1.0)
+
+
+@pytest.mark.parametrize("value", [1.0, 60.0])
+def test_estimators_name_a_large_constant_column(value):
+    sklearn = pytest.importorskip("sklearn.exceptions")
+    from torchssvm.estimators import MultinomialSVC
+
+    rows = Rows(value)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        MultinomialSVC(C=1.0, tol=0.5, max_passes=400).fit(rows.x.numpy(), rows.y.numpy())
+    said = [each for each in warned if "divide it by 60" in str(each.message)]
+    assert len(said) == (value > 1.0)
+    assert all(issubclass(each.category, sklearn.ConvergenceWarning) for each in said)

@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.arguments import check_flags, check_number, check_share, is_whole, naming, or_default
-from torchssvm.core.batch import in_order, rows_in_order, tree_tensors
+from torchssvm.core.batch import fetcher, in_order, rows_in_order, tree_tensors
 from torchssvm.core.marginals import marginals_at
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials
@@ -42,7 +42,7 @@ from torchssvm.estimators.examples import (
     rows_of,
     size_of,
 )
-from torchssvm.solvers.advice import advice_if_small, warn_if_zero
+from torchssvm.solvers.advice import advice_if_small, warn_if_stiff, warn_if_zero
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import fit_temperature
 from torchssvm.solvers.solver import Relative, Solver, is_within
@@ -184,6 +184,8 @@ class CertifiedEstimator(BaseEstimator):
         C = getattr(self, "_own_C", None)
         C = None if isinstance(C, str) else C  # "guess" and "choose"
         before = trainer.dual.passes
+        if not before:
+            warn_if_stiff(head, trainer.dual, fetcher(examples), self.max_passes, ConvergenceWarning)
         certificate = trainer.solve(
             tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
         )

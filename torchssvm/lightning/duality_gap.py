@@ -23,7 +23,7 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.reports import FactorwiseCertificate
 from torchssvm.solvers.report import Entry, History
 from torchssvm.solvers.solver import Relative, Schedule, Tolerance, check_tolerance, is_within
-from torchssvm.solvers.trainer import Pacing
+from torchssvm.solvers.trainer import PACED, Pacing
 
 _EPOCHS = 10  # between certificates, where neither epochs nor a schedule say so
 _MONITORED = ("primal", "dual", "gap", "exact", "gap_age", "passes", "oracle_calls", "gap_estimate", "relaxed_gap")
@@ -233,10 +233,9 @@ class DualityGap(Callback):
         fit = fit_of(trainer, pl_module)
         if self._loader is None:
             self._loader = exact_pass_loader(fit.training_loader, self.batch_size)
-        certificate = fit.certify(self._loader)
+        loader, pacing = self._loader, self.pacing
+        certificate = fit.certify(loader) if pacing is None else pacing.certify(lambda: fit.certify(loader))
         self.history.append(Entry(certificate, clock() - self._start))
-        if self.pacing is not None:
-            self.pacing.after(certificate)
         self._certified_step, self._certified_epoch = trainer.global_step, trainer.current_epoch
         return certificate
 
@@ -306,7 +305,7 @@ class DualityGap(Callback):
         if not new:
             metrics["passes"] = fit.passes
         if not isinstance(certificate, FactorwiseCertificate):
-            estimate = fit.dual.gap_estimate
+            estimate = (self.pacing or fit.dual).gap_estimate
             metrics["gap_estimate"] = estimate if math.isfinite(estimate) else certificate.gap
             if not new:
                 metrics |= {"dual": fit.dual.value(), "oracle_calls": float(fit.dual.oracle_calls)}
@@ -357,7 +356,7 @@ class DualityGap(Callback):
         self._certified_step = state_dict["certified_step"]
         self._certified_epoch = state_dict.get("certified_epoch", state_dict["last_epoch"])
         self._last_epoch = state_dict["last_epoch"]
-        self._paced = {name: state_dict[name] for name in ("asked", "cache_hits") if name in state_dict}
+        self._paced = {name: state_dict[name] for name in PACED if name in state_dict}
 
 
 def _read(entry: dict[str, Any]) -> Certificate:

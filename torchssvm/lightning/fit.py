@@ -100,7 +100,7 @@ class Fit:
 
     def pacing(self, **rules: Any) -> Pacing | None:
         """Says when exact passes are made, by these rules; None where epochs say it."""
-        return Pacing(self.dual, **rules)
+        return Pacing(self.dual, value=self.dual.value, **rules)
 
     def certify(self, batches: Iterable[Any]) -> Certificate:
         """An exact pass, from whose weights the next step starts; ``batches`` have every training example once."""

@@ -19,6 +19,7 @@ from torchssvm.lightning.fit import find_dual
 from torchssvm.lightning.trainer_internals import batches_used, begin_next_epoch
 from torchssvm.lightning.training_batches import TrainingBatches, count_examples, of_ranks, take_training_batches
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.trainer import Pacing
 
 _KEY = "torchssvm"
 
@@ -99,6 +100,7 @@ class Run:
         loop: The compiled loop, if it is used.
         compiled: Whether the compiled loop was chosen for this fit.
         kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
+        pacing: Says when exact passes are made, where the schedule of a ``DualityGap`` does.
         looked: Whether it is known that padding does not change the features of ids.
     """
 
@@ -110,6 +112,7 @@ class Run:
     loop: CompiledBCFW | None = None
     compiled: bool = False
     kind: str | None = None
+    pacing: Pacing | None = None
     looked: bool = False
 
     def start(self, batches: TrainingBatches, *, resumed: bool) -> None:

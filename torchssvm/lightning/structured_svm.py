@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from torchssvm.core.arguments import or_default
-from torchssvm.core.batch import Batch, as_batch
+from torchssvm.core.batch import Batch, as_batch, fetcher
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
 from torchssvm.core.ranks import Ranks
@@ -27,7 +27,7 @@ from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraini
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import training_modes
 from torchssvm.lightning.training_batches import EpochPart, exact_pass_loader, own_draws
-from torchssvm.solvers.advice import warn_if_estimated_far
+from torchssvm.solvers.advice import warn_if_estimated_far, warn_if_stiff
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, weights_kept
@@ -215,7 +215,7 @@ class StructuredSVM(Predicting):
             figures["cache_hits"] = float(dual.cache_hits)
         if dual.ranks:
             figures["rho"] = dual.rho
-        if (estimate := dual.gap_estimate) < float("inf"):  # every block has been seen
+        if (estimate := (self._run.pacing or dual).gap_estimate) < float("inf"):  # every block has been seen
             figures["gap_estimate"] = estimate
         if self.trainer.loggers:
             self.log_dict(figures, **options)
@@ -254,6 +254,14 @@ class StructuredSVM(Predicting):
                 self.zero_head()
             parameters = groups(self.head, check_bounds(self.head, self.solver.bounds))
             optimizers: list[Optimizer] = [BCFW(parameters, dual, line_search=self.rules.line_search)]
+        if (
+            self.features is None
+            and resume is None
+            and not Ranks.here().rank
+            and (most := self.trainer.max_epochs or 0) > 0
+        ):
+            loader = self.training_loader
+            warn_if_stiff(self.head, dual, fetcher(loader.dataset, loader.collate_fn), most)
         batches = run.batches
         assert batches is not None
         if (sampler := batches.gap_sampler) is not None:
@@ -359,7 +367,9 @@ class StructuredSVM(Predicting):
 
     def pacing(self, **rules: Any) -> Pacing:
         """When exact passes are made, as in the loop that makes the steps."""
-        return Pacing(self.dual, idle_epochs=CompiledBCFW.idle_epochs if self._run.compiled else IDLE_EPOCHS, **rules)
+        idle = CompiledBCFW.idle_epochs if self._run.compiled else IDLE_EPOCHS
+        self._run.pacing = Pacing(self.dual, idle_epochs=idle, value=self.dual.value, **rules)
+        return self._run.pacing
 
     def certify(self, batches: Iterable[Any] | None = None) -> Certificate:
         """An exact pass during or after a fit.

@@ -1,22 +1,23 @@
-"""Warnings at the end of a run: it stopped short, or its lambda is far too small or far too large."""
+"""Warnings: features keep a run from its goal; it stopped short; its lambda is far too small or far too large."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchssvm.core.batch import Part, pass_over
+from torchssvm.core.batch import Batch, Part, pass_over
 from torchssvm.core.packages import warn
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.gdmm.reports import FactorwiseCertificate
-from torchssvm.solvers.guess_lam import guess_lam, spread
+from torchssvm.solvers.guess_lam import guess_lam, spread, steps_to_fit
 from torchssvm.solvers.solver import Tolerance, is_within
 
 FAR = 0.1
@@ -32,6 +33,59 @@ LITTLE = 0.02
 """Weights are practically zero where the primal is less than this share below the primal of zero weights."""
 
 
+SHARED = 0.5
+"""Features share a direction if their mean has more than this share of their mean square."""
+
+PASSES, PASSES_WITH_CACHE = 0.25, 0.08
+"""Of ``|psi|^2 / (lam n L)`` along a direction that all examples share: the passes that a gap of 1 % takes at least."""
+
+
+def warn_if_stiff(
+    head: nn.Module,
+    dual: DualState,
+    fetch: Callable[[list[int]], Batch],
+    max_passes: float,
+    category: type[Warning] = UserWarning,
+) -> None:
+    """Warn before a run of a direction that the features of all examples share, if ``max_passes`` are too few for it.
+
+    Every step along it undoes a part of all others. A full step on an example overshoots ``|psi|^2 / (lam n L)`` times
+    at zero weights, here of features that are replaced by their mean: passes grow with it (docs/choosing.md). Only
+    dense features are looked at. ``fetch`` gives the batch of some places, with what the head is given as ``x``.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # items may draw numbers
+            examples = [fetch([place]) for place in spread(dual.num_examples)]
+        if not all(isinstance(b.x, Tensor) and b.x.is_floating_point() and b.x.ndim > 1 for b in examples):
+            return
+        rows = torch.cat([b.x.flatten(0, -2).double() for b in examples])
+        rows = rows[rows.any(1)]  # padding is zero
+        mean, square = rows.mean(0), float(rows.square().sum(1).mean())
+        share = float(mean.square().sum()) / square
+        if not share > SHARED:
+            return
+        alike = [b.replace(x=torch.where(b.x.any(-1, keepdim=True), mean.to(b.x), 0.0)) for b in examples]
+        ratios = steps_to_fit(head, dual.structure, alike)
+        rate = PASSES_WITH_CACHE if dual.storage.keeps_labelings else PASSES
+        passes = rate * sum(ratios) / len(ratios) / (dual.lam * dual.num_examples)
+    except Exception:  # an advice never ends a run
+        return
+    if not max_passes < passes < math.inf:
+        return
+    column = int(mean.abs().argmax())
+    cause, remedy = "all features point the same way", "subtract their mean"
+    if float(mean[column].square()) > SHARED * square:
+        cause, remedy = (
+            f"column {column} is about {mean[column]:.3g} everywhere",
+            f"divide it by {abs(mean[column]):.3g}",
+        )
+    warn(
+        f"a gap of 1 % takes some {passes:,.0f} passes or more, beyond max_passes={max_passes:g}: {cause}, {share:.0%} "
+        f"of the features' mean square. For fewer passes {remedy}, or give a larger lam",
+        category,
+    )
+
+
 def guess_or_none(head: nn.Module, dataset: Any, structure: Structure) -> float | None:
     """What :func:`torchssvm.guess_lam` gives; None where it has no answer: an advice never ends a run that is done."""
     try:
@@ -45,7 +99,10 @@ def advice_if_small(lam: float, dual: DualState, head: nn.Module, dataset: Any, 
     guess = guess_or_none(head, dataset, dual.structure)
     if guess is None or guess < FAR_BELOW * lam:
         return ""
-    return f". lam={lam:.3g} is {guess / lam:,.0f} times below guess_lam(head, dataset): try {_to_try(lam, guess, C)}"
+    return (
+        f". lam={lam:.3g} is {guess / lam:,.0f} times below guess_lam(head, dataset), {_to_try(lam, guess, C)}: a "
+        "larger lam takes fewer passes, and choose_lam finds the one that predicts best"
+    )
 
 
 def _to_try(lam: float, guess: float, C: float | None) -> str:

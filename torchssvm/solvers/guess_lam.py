@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset
-from torchssvm.core.batch import apply_head, check_fits, fetcher, to_device
+from torchssvm.core.batch import Batch, apply_head, check_fits, fetcher, to_device
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
@@ -51,21 +52,27 @@ def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = No
         raise ValueError("dataset is empty: give at least one example")
     structure, fetch = find_structure(head, structure), fetcher(dataset)
     check_fits(head, structure, dataset)
+    ratios = steps_to_fit(head, structure, (fetch([place]) for place in spread(n)))
+    if not 0.0 < sum(ratios) < math.inf:
+        raise ValueError("dataset has zero losses or features, or squares overflow: scale them, or give lam")
+    return SHARE * sum(ratios) / len(ratios) / n
+
+
+def steps_to_fit(head: nn.Module, structure: Structure, examples: Iterable[Batch]) -> list[float]:
+    """``|psi_i|^2 / L_i`` of every example that has a loss, at zero weights; a batch has one example."""
     trial = copy.deepcopy(head)
     weights = [parameter.requires_grad_(True) for parameter in trial.parameters()]
     for weight in weights:
         nn.init.zeros_(weight)
     hinge, ratios = StructuredHinge(structure), []
     with torch.enable_grad(), full_precision(weights[0].device):
-        for place in spread(n):
-            batch = to_device(fetch([place]), weights[0].device)
+        for example in examples:
+            batch = to_device(example, weights[0].device)
             loss = hinge(apply_head(trial, batch), batch.y)
             if float(loss.detach()) > 0.0:
                 slopes = torch.autograd.grad(loss, weights, allow_unused=True)
                 ratios.append(sum(_square(slope) for slope in slopes if slope is not None) / float(loss.detach()))
-    if not 0.0 < sum(ratios) < math.inf:
-        raise ValueError("dataset has zero losses or features, or squares overflow: scale them, or give lam")
-    return SHARE * sum(ratios) / len(ratios) / n
+    return ratios
 
 
 def spread(n: int) -> range:

@@ -113,6 +113,11 @@ class Progress(Protocol):
         """An unproved estimate of the gap; infinite where nothing is known."""
 
 
+def visited(progress: Progress) -> float:
+    """Epochs of visits since the start: with and without an oracle call."""
+    return progress.passes + getattr(progress, "cache_hits", 0) / progress.num_examples
+
+
 class Schedule(Protocol):
     """Decides when an exact pass is worth its n oracle calls. Every run uses a copy."""
 
@@ -121,6 +126,8 @@ class Schedule(Protocol):
 
         Args:
             progress: The state after the step: the dual, where the trainer has one, with its ``oracle_calls``.
+            tolerance: The ``gap_estimate`` at which the gap is probably reached, by how far the estimate was off at the
+                last exact pass.
         """
 
     def after(self, certificate: Certificate) -> None:
@@ -162,7 +169,8 @@ class WhenEstimated(EveryPasses):
 
     Args:
         passes: As in :class:`EveryPasses`.
-        at_least: Effective passes after an exact pass before estimates are trusted again.
+        at_least: Epochs of visits after an exact pass before estimates are trusted again; visits that the cache
+            answers count too.
 
     Example:
         >>> solver = Solver(schedule=WhenEstimated(passes=20))
@@ -173,6 +181,7 @@ class WhenEstimated(EveryPasses):
     def __init__(self, passes: float = 10.0, at_least: float = 1.0) -> None:
         super().__init__(passes)
         self.at_least = self._wait = as_number(at_least, "at_least")
+        self._hits: int | None = None  # of the cache, when asked first after an exact pass
         if not 0.0 < at_least <= passes:
             raise ValueError(f"at_least={at_least} must be positive and at most passes={passes}")
 
@@ -181,11 +190,16 @@ class WhenEstimated(EveryPasses):
         if super().due(progress, tolerance):
             return True
         assert self._last is not None
-        return progress.passes - self._last >= self._wait and progress.gap_estimate <= tolerance
+        hits = getattr(progress, "cache_hits", 0)
+        if self._hits is None or self._hits > hits:
+            self._hits = hits
+        waited = progress.passes - self._last + (hits - self._hits) / progress.num_examples
+        return waited >= self._wait and progress.gap_estimate <= tolerance
 
     def after(self, certificate: Certificate) -> None:
         """Count from this pass; wait longer each time where an approximate oracle leaves a gap that no step closes."""
         super().after(certificate)
+        self._hits = None
         self._wait = self.at_least if certificate.exact else min(2 * self._wait, self.passes)
 
 

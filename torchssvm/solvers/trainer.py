@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -23,10 +23,20 @@ from torchssvm.solvers.solver import (
     check_tolerance,
     expected,
     is_within,
+    visited,
 )
 
 IDLE_EPOCHS = 100
 """An exact pass is due after this many epochs of visits without an oracle call, where a trainer says nothing else."""
+
+HALF_DRIFT = 5.0
+"""Epochs of visits after an exact pass in which half of what the estimate will be off has come; measured."""
+
+LEAST_DRIFT, MOST_DRIFT = -0.75, 3.0
+"""The gap is taken for a quarter of its estimate at least, and for four times at most."""
+
+PACED = ("asked", "asked_hits", "cache_hits", "visits", "drift")
+"""The entries of a :class:`Pacing`'s state."""
 
 Proof = TypeVar("Proof", bound=Certificate)
 
@@ -88,7 +98,10 @@ class Trainer(Protocol):
 
 
 class Pacing:
-    """Says when a run makes its exact passes; every run has another.
+    """Says when a run makes its exact passes, and what the gap is between them; every run has another.
+
+    The sum of the last known gaps drifts away from the gap: a gap is known before the step on its block, or from the
+    cache alone, and other blocks move the weights. How far it was off at an exact pass corrects it after that pass.
 
     ``counters`` is the dual, where the trainer has one; a copy of ``schedule`` is used, None is ``WhenEstimated()``. An
     exact pass is due, too, after ``idle_epochs`` of visits that the cache answered. Of ``value``, the dual objective
@@ -111,11 +124,29 @@ class Pacing:
         self.counters, self.tolerance, self.max_passes, self.idle_epochs = counters, tolerance, max_passes, idle_epochs
         self._worth = expected(tolerance, None)  # the gap at which an exact pass is worth while
         self._asked: float | None = None  # passes when the schedule was asked first: it may count from this number
+        self._asked_hits: int | None = None  # of the cache, when it was asked first after an exact pass
         self._hits = self._cache_hits
+        self._visits = visited(counters)  # epochs of visits at the last exact pass
+        self._drift: float | None = None  # where the gap over its estimate would end, less 1; None before two passes
 
     @property
     def _cache_hits(self) -> int:
         return getattr(self.counters, "cache_hits", 0)
+
+    @property
+    def _age(self) -> float:
+        """How much of the drift has come since the last exact pass, from 0 to 1."""
+        epochs = max(visited(self.counters) - self._visits, 0.0)
+        return epochs / (epochs + HALF_DRIFT)
+
+    @property
+    def _correction(self) -> float:
+        return 1.0 + (self._drift or 0.0) * self._age
+
+    @property
+    def gap_estimate(self) -> float:
+        """The gap now, by the last known gaps and by how far they were off at the last exact pass; no proof."""
+        return self._correction * self.counters.gap_estimate
 
     @property
     def spent(self) -> bool:
@@ -127,30 +158,52 @@ class Pacing:
         """Whether an exact pass should be made now; asked after every step."""
         if self._asked is None:
             self._asked = self.counters.passes
-        if self._value is not None and isinstance(self.tolerance, Relative):
+        if self._asked_hits is None:
+            self._asked_hits = self._cache_hits
+        estimate = self.counters.gap_estimate
+        if self._value is not None and isinstance(self.tolerance, Relative) and estimate < math.inf:
             self._worth = max(self.tolerance.share * self._value(), 0.0)
         idle = self._cache_hits - self._hits >= self.idle_epochs * self.counters.num_examples
-        return self._schedule.due(self.counters, self._worth) or self.spent or idle or self.counters.gap_estimate == 0.0
+        wanted = self._schedule.due(self.counters, self._worth / self._correction)
+        return wanted or self.spent or idle or estimate == 0.0
+
+    def certify(self, certify: Callable[[], Proof]) -> Proof:
+        """Make an exact pass, count from it, and learn from it how far the estimate is off."""
+        estimate, age, before = self.counters.gap_estimate, self._age, self._drift
+        certificate = certify()
+        self.after(certificate)
+        if 0.0 < estimate < math.inf and age > 0.0:
+            drift = min(max((certificate.gap / estimate - 1.0) / age, LEAST_DRIFT), MOST_DRIFT)
+            self._drift = drift if before is None else (before + drift) / 2  # single passes are noisy
+        return certificate
 
     def after(self, certificate: Certificate) -> None:
         """Count from this exact pass."""
         self._worth, self._value = expected(self.tolerance, certificate), None
         self._schedule.after(certificate)
-        self._hits = self._cache_hits
+        self._asked_hits, self._hits, self._visits = None, self._cache_hits, visited(self.counters)
 
     def state_dict(self) -> dict[str, Any]:
         """What the certificates of the run do not say."""
-        return {"asked": self._asked, "cache_hits": self._hits}
+        counts = self._asked, self._asked_hits, self._hits, self._visits, self._drift
+        return dict(zip(PACED, counts, strict=True))
 
-    def resume(self, state: dict[str, Any], certificates: Iterable[Certificate]) -> None:
+    def resume(self, state: dict[str, Any], certificates: Sequence[Certificate]) -> None:
         """Continue a run from its :meth:`state_dict` and its certificates so far."""
-        if (asked := state.get("asked")) is not None:
-            self._asked = asked
-            beginning: Any = SimpleNamespace(num_examples=1, gap_estimate=math.inf, passes=asked)
-            self._schedule.due(beginning, -math.inf)
+        asked, hits = state.get("asked"), state.get("asked_hits")
+        self._ask(asked, hits)
         for certificate in certificates:
             self.after(certificate)
-        self._hits = state.get("cache_hits", 0)
+        if certificates and hits is not None:
+            self._ask(certificates[-1].passes, hits)
+        self._asked, self._asked_hits, self._hits = asked, hits, state.get("cache_hits", 0)
+        self._visits, self._drift = state.get("visits", self._visits), state.get("drift")
+
+    def _ask(self, passes: float | None, hits: int | None) -> None:
+        """Let the schedule count from these numbers; None is not asked yet."""
+        if passes is not None:
+            past: Any = SimpleNamespace(num_examples=1, gap_estimate=math.inf, passes=passes, cache_hits=hits or 0)
+            self._schedule.due(past, -math.inf)
 
 
 def run_until(
@@ -166,7 +219,6 @@ def run_until(
     progress: bool | ProgressLine = True,
     value: Callable[[], float] | None = None,
     idle_epochs: float = IDLE_EPOCHS,
-    early: bool = False,
 ) -> Proof:
     """Take steps until an exact pass, ``certify()``, proves that the gap is within ``tolerance``.
 
@@ -176,20 +228,17 @@ def run_until(
         steps: Endless iterator that takes the steps; yields the number of examples that each visited.
         reached: Whether a certificate ends the run; None: the gap is within the tolerance, or no example has a gap.
         progress: Whether a line on stderr follows the run, or the line of a caller's run.
-        value: The dual objective now, for that line, and so that a share of the primal may be reached without a step.
-        early: Whether the first exact pass, too, is due by a share of ``value``.
+        value: The dual objective now, for that line, and for when the first exact pass is due by a share of the primal.
     """
     check_limits(tolerance, max_passes)
     grad = torch.set_grad_enabled(torch.is_grad_enabled())  # an interrupt inside no_grad leaves gradients off
     with grad, shown(progress) as line:
-        estimated = value if early else None
         pacing = Pacing(
-            counters, tolerance, max_passes=max_passes, schedule=schedule, idle_epochs=idle_epochs, value=estimated
+            counters, tolerance, max_passes=max_passes, schedule=schedule, idle_epochs=idle_epochs, value=value
         )
 
         def check() -> tuple[Proof, bool]:
-            certificate = certify()
-            pacing.after(certificate)
+            certificate = pacing.certify(certify)
             if line is not None:
                 line.certified(certificate)
                 if on_check is not None:
@@ -207,7 +256,7 @@ def run_until(
                 return certificate
         for visits in steps:
             if line is not None:
-                line.update(counters.passes, counters.gap_estimate, value)
+                line.update(counters.passes, pacing.gap_estimate, value)
             if pacing.due or not visits:
                 certificate, over = check()
                 if over:
@@ -226,8 +275,6 @@ class DualTrainer:
     """What ``solve`` follows where it is given no schedule."""
     idle_epochs: float = IDLE_EPOCHS
     """An exact pass is due after so many epochs of visits without an oracle call."""
-    early = False
-    """Whether the first exact pass is due by the estimated objective, where few passes are needed."""
     step: Callable[..., Any]
     certify: Callable[..., Certificate]
 
@@ -264,7 +311,6 @@ class DualTrainer:
             progress=progress,
             value=self.dual.value,
             idle_epochs=self.idle_epochs,
-            early=self.early,
         )
 
     def _steps(self, max_passes: float) -> Iterator[int]:

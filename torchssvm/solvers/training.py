@@ -30,7 +30,7 @@ from torchssvm.core.problem import check_bounds, check_lam, find_structure, grou
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.advice import advice_if_small, warn_if_short, warn_if_zero
+from torchssvm.solvers.advice import advice_if_small, warn_if_short, warn_if_stiff, warn_if_zero
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, write
@@ -117,6 +117,9 @@ def solve(
         trainer = make_trainer(
             head, dataset, lam, solver=solver, structure=structure, start=start, kept=kept, progress=progress
         )
+
+        if start is None and not Ranks.here().rank:
+            warn_if_stiff(head, trainer.dual, fetcher(dataset), max_passes)
 
         def check(certificate: Certificate) -> None:
             assert on_check is not None
@@ -224,7 +227,7 @@ def make_trainer(
                 optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search),
             )
     if begun is not None:  # few passes are left, of which a certificate too late is a good part
-        trainer.early, trainer.schedule = True, WhenEstimated(at_least=0.25)
+        trainer.schedule = WhenEstimated(at_least=0.25)
     if rules.schedule is not None:
         trainer.schedule = rules.schedule
     return trainer

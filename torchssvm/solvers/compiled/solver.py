@@ -123,7 +123,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         for each in (dual, dual.storage):  # which may have been made before the head was moved
             each.to(dual.parameters[0].device)
         check_rules(self.direction, self.oracle, dual.storage, whole=adapter.whole() is not None)
-        self._whole = self.early = solves_whole(self.direction, dual.storage)
+        self._whole = solves_whole(self.direction, dual.storage)
         if self._whole:  # every cycle of sweeps visits all blocks, so that no gap grows old
             self.schedule = WhenEstimated(passes=30.0)
             adapter = adapter.whole()
