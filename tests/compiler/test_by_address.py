@@ -9,7 +9,8 @@ import pytest
 from numba.core.errors import TypingError
 
 from torchssvm.compiler.by_address import Types
-from torchssvm.compiler.jit import Addresses, ByAddress, njit, with_hidden
+from torchssvm.compiler.hidden_fields import with_hidden
+from torchssvm.compiler.jit import Addresses, ByAddress, njit
 from torchssvm.compiler.placed import Placed, type_of
 
 

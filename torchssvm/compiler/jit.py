@@ -148,20 +148,6 @@ def _placed(argument: Any) -> Any:
     return Placed(argument)
 
 
-hidden_fields: dict[type, tuple[str, ...]] = {}
-"""By class of named tuples, the fields that kernels read through a pointer."""
-
-
-def with_hidden(*names: str) -> Callable[[type], Any]:
-    """A decorator: kernels read these fields of a named tuple through a pointer, and need not know their types."""
-
-    def note(kind: type) -> type:
-        hidden_fields[kind] = names
-        return kind
-
-    return note
-
-
 class ByKind:
     """A kernel with a version for each kind of example, chosen by the type of its first argument.
 

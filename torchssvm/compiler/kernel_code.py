@@ -14,7 +14,7 @@ from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
 from typing_extensions import override
 
-from torchssvm.compiler.jit import hidden_fields
+from torchssvm.compiler.hidden_fields import hidden_fields
 
 
 class Fields(types.NamedTuple):

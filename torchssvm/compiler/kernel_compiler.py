@@ -27,6 +27,7 @@ from numba.core.untyped_passes import (
     WithLifting,
 )
 
+from torchssvm.compiler.by_kind import KindFunction
 from torchssvm.compiler.kernel_code import Lowering
 
 
@@ -50,6 +51,8 @@ class _Typing:
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         if isinstance(func, BuiltinFunctionType):
             func = self.resolve_value_type(func)
+        if isinstance(func, types.Dispatcher | KindFunction):
+            args = tuple(map(types.unliteral, args))  # a constant is no reason to compile a kernel again
         if isinstance(func, types.Function) and not kws and (func, args) in self._signatures:
             return self._signatures[func, args]
         signature = self._context.resolve_function_type(func, args, kws)

@@ -14,7 +14,7 @@ import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 
-from torchssvm.compiler.jit import hidden_fields
+from torchssvm.compiler.hidden_fields import hidden_fields
 
 _COMPILER = (
     "jit",

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.compiler.jit import njit, with_hidden
+from torchssvm.compiler.hidden_fields import with_hidden
+from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import exact_dot
 from torchssvm.kinds.long import Long
 

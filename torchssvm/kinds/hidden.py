@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torchssvm.compiler import stock
-from torchssvm.compiler.jit import hidden_fields
+from torchssvm.compiler.hidden_fields import hidden_fields
 from torchssvm.kinds import calls
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.weights import Model

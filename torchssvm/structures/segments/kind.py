@@ -78,9 +78,11 @@ def list_one_side(kind, codes, other, length, task, is_other):
 @block.list_parts.of(Segmentations)
 @njit
 def list_parts(kind, examples, i, labels, other, task):
-    length = size_of(examples, i)
-    total = list_one_side(kind, labels, other, length, task, False)
-    return total + list_one_side(kind, other, labels, length, task, True)
+    total = 0.0
+    for side in range(2):  # one call, which is compiled once
+        codes, others = (labels, other) if side == 0 else (other, labels)
+        total += list_one_side(kind, codes, others, size_of(examples, i), task, side == 1)
+    return total
 
 
 @block.loss_of.of(Segmentations)
