@@ -17,10 +17,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import torchssvm as ts
 from torchssvm.compiler import jit, stock
-from torchssvm.core.batch import tree_map
-from torchssvm.structures import arborescence, decisions, ranking
+from torchssvm.core.batch import Batch, in_order, tree_map
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.solvers import solve
+from torchssvm.solvers.evaluation import evaluate
+from torchssvm.structures import (
+    Arborescence,
+    Decisions,
+    Graphs,
+    LinearArcs,
+    LinearChain,
+    LinearDecisions,
+    LinearEdges,
+    LinearMulticlass,
+    LinearMultilabel,
+    LinearPairwiseGraph,
+    LinearRanking,
+    LinearSegments,
+    LinearTree,
+    Ranking,
+    SparseLinearChain,
+    SparseLinearMultilabel,
+    arborescence,
+    decisions,
+    grid_edges,
+    ranking,
+)
 from torchssvm.structures.tree.forest import Forest, ForestFeatures, LinearForest
 
 # Examples, the longest, features, states. So many features tell all rows apart, so that the primal becomes small: where
@@ -37,13 +60,13 @@ class _Drawn:
     def __len__(self) -> int:
         return _N
 
-    def __getitems__(self, rows: Sequence[int]) -> ts.Batch:
+    def __getitems__(self, rows: Sequence[int]) -> Batch:
         index = torch.as_tensor(rows)
         x, y, lengths = tree_map(lambda t: t[index], (self.x, self.y, self.lengths))
-        return ts.Batch(x, y, torch.arange(_N)[index], lengths)
+        return Batch(x, y, torch.arange(_N)[index], lengths)
 
     @staticmethod
-    def collate(batch: ts.Batch) -> ts.Batch:
+    def collate(batch: Batch) -> Batch:
         return batch
 
 
@@ -63,10 +86,10 @@ def _padded(y: Tensor) -> Tensor:
     return y.masked_fill(torch.arange(_T) >= _lengths()[:, None], -1)
 
 
-def _lists(*shape: int, values: bool) -> ts.SparseFeatures:
+def _lists(*shape: int, values: bool) -> SparseFeatures:
     """Two features for each row, which no other row has."""
     columns = torch.arange(2 * _N * math.prod(shape)).reshape(_N, *shape, 2)
-    return ts.SparseFeatures(columns, torch.rand(columns.shape) if values else None)
+    return SparseFeatures(columns, torch.rand(columns.shape) if values else None)
 
 
 def _labels(*shape: int) -> Tensor:
@@ -74,31 +97,31 @@ def _labels(*shape: int) -> Tensor:
 
 
 def _chain() -> Problem:
-    return ts.LinearChain(_F, _K), _Drawn(_normal(_T, _F), _padded(_labels(_T)), _lengths())
+    return LinearChain(_F, _K), _Drawn(_normal(_T, _F), _padded(_labels(_T)), _lengths())
 
 
 def _listed_chain(values: bool) -> Problem:
-    return ts.SparseLinearChain(2 * _F, _K), _Drawn(_lists(_T, values=values), _padded(_labels(_T)), _lengths())
+    return SparseLinearChain(2 * _F, _K), _Drawn(_lists(_T, values=values), _padded(_labels(_T)), _lengths())
 
 
 def _label_sets(pairwise: bool) -> Problem:
-    return ts.LinearMultilabel(_F, _K, pairwise=pairwise), _Drawn(_normal(_F), torch.randint(0, 2, (_N, _K)))
+    return LinearMultilabel(_F, _K, pairwise=pairwise), _Drawn(_normal(_F), torch.randint(0, 2, (_N, _K)))
 
 
 def _listed_label_sets(pairwise: bool) -> Problem:
-    head = ts.SparseLinearMultilabel(2 * _F, _K, pairwise=pairwise)
+    head = SparseLinearMultilabel(2 * _F, _K, pairwise=pairwise)
     return head, _Drawn(_lists(values=True), torch.randint(0, 2, (_N, _K)))
 
 
 def _segments() -> Problem:
     labels = _labels(_T // 2).repeat_interleave(2, 1)
     labels[:, ::2] += _K  # a segment begins at every second frame
-    return ts.LinearSegments(_F, _K, max_duration=3), _Drawn(_normal(_T, _F), _padded(labels), _lengths())
+    return LinearSegments(_F, _K, max_duration=3), _Drawn(_normal(_T, _F), _padded(labels), _lengths())
 
 
 def _tree() -> Problem:
     parent = [-1, *(node // 2 for node in range(_T - 1))]
-    return ts.LinearTree(_F, _K, parent), _Drawn(_normal(_T, _F), _labels(_T))
+    return LinearTree(_F, _K, parent), _Drawn(_normal(_T, _F), _labels(_T))
 
 
 def _forest() -> Problem:
@@ -108,16 +131,16 @@ def _forest() -> Problem:
 
 
 def _graph() -> Problem:
-    edges = ts.grid_edges(2, _T // 2)
-    x = ts.Graphs(_normal(_T, _F), torch.ones(_N, len(edges), 1), edges.expand(_N, *edges.shape))
-    return ts.LinearPairwiseGraph(_F, 1, _K), _Drawn(x, _labels(_T))
+    edges = grid_edges(2, _T // 2)
+    x = Graphs(_normal(_T, _F), torch.ones(_N, len(edges), 1), edges.expand(_N, *edges.shape))
+    return LinearPairwiseGraph(_F, 1, _K), _Drawn(x, _labels(_T))
 
 
 def _ranking(measure: Any) -> Problem:
     grades = _labels(_T)
     grades[:, 0] = 1  # every list has a relevant document
     examples = _Drawn(_normal(_T, _F), _padded(grades), _lengths())
-    return ts.LinearRanking(_F, structure=ts.Ranking(measure())), examples
+    return LinearRanking(_F, structure=Ranking(measure())), examples
 
 
 def _listed_ranking(measure: Any) -> Problem:
@@ -128,26 +151,26 @@ def _listed_ranking(measure: Any) -> Problem:
 
 def _arcs(among: Any) -> Problem:
     heads = _padded(torch.arange(_T).expand(_N, _T))  # each token hangs on the one before
-    head = ts.LinearArcs(2 * _F, structure=ts.Arborescence(among()))
+    head = LinearArcs(2 * _F, structure=Arborescence(among()))
     return head, _Drawn(_lists(_T, _T + 1, values=False), heads, _lengths())
 
 
 def _matching() -> Problem:
-    return ts.LinearEdges(_F), _Drawn(_normal(_T, _T, _F), torch.eye(_T, dtype=torch.int64).expand(_N, _T, _T))
+    return LinearEdges(_F), _Drawn(_normal(_T, _T, _F), torch.eye(_T, dtype=torch.int64).expand(_N, _T, _T))
 
 
 def _decision(oracle: Callable[[], Any]) -> Problem:
-    structure = ts.Decisions(oracle())
+    structure = Decisions(oracle())
     problems = decisions.DecisionProblems(_normal(_F), torch.rand(_N, structure.num_costs), structure)
-    return ts.LinearDecisions(_F, structure=structure), problems
+    return LinearDecisions(_F, structure=structure), problems
 
 
 def _classes() -> Problem:
-    return ts.LinearMulticlass(_F, _K), _Drawn(_normal(_F), _labels())
+    return LinearMulticlass(_F, _K), _Drawn(_normal(_F), _labels())
 
 
 def _listed_classes() -> Problem:
-    return ts.LinearMulticlass(2 * _F, _K), _Drawn(_lists(values=True), _labels())
+    return LinearMulticlass(2 * _F, _K), _Drawn(_lists(values=True), _labels())
 
 
 def _each(make: Callable[[Any], Problem], *arguments: Any) -> list[Callable[[], Problem]]:
@@ -244,8 +267,8 @@ def _use(head: Any, problems: Any) -> None:
     """What users do first: train, decode and evaluate."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of so few passes, and of so small a lambda
-        ts.solve(head, problems, _LAM, max_passes=60, progress=False)
-    ts.evaluate(head, head.structure, ts.in_order(problems))
+        solve(head, problems, _LAM, max_passes=60, progress=False)
+    evaluate(head, head.structure, in_order(problems))
 
 
 def folder_of_kernels() -> Path:
