@@ -36,6 +36,7 @@ PARTS = (
         "pretrained",
         "decisions",
         "choosing",
+        "cold",
         "distributed",
         "kills",
     ),

@@ -1,7 +1,8 @@
-"""The command ``torchssvm``: fit, validate, test and predict from a configuration file."""
+"""The command ``torchssvm``: fit, validate, test and predict from a configuration file, and compile kernels ahead."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from torchssvm.core.arguments import needs
@@ -13,7 +14,14 @@ def main(args: Sequence[str] | None = None) -> None:
     The model is :class:`torchssvm.lightning.StructuredSVM`; the data are ``OCRData`` unless ``--data`` names another
     ``LightningDataModule``; all options of the ``Trainer`` are options here. ImportError: Lightning or jsonargparse is
     missing.
+
+    ``torchssvm warm`` compiles kernels, see :func:`torchssvm.warm.main`; it needs neither.
     """
+    args = sys.argv[1:] if args is None else list(args)
+    if args[:1] == ["warm"]:
+        from torchssvm import warm
+
+        return warm.main(args[1:])
     with needs("the command line needs Lightning: pip install 'torchssvm[lightning]'", "lightning", "jsonargparse"):
         import jsonargparse  # noqa: F401
         import lightning as L
@@ -33,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> None:
         subclass_mode_data=True,
         auto_configure_optimizers=False,
         save_config_kwargs={"overwrite": True},
-        args=None if args is None else list(args),
+        args=args,
     )
 
 

@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "transformers": {"core", "structures", "solvers", "path", "datasets"},
     "datasets": {"compiler", "core", "structures", "steps"},
     "models": {"core", "structures", "datasets"},
-    "cli": {"core", "lightning"},
+    "warm": {"compiler", "core", "structures", "solvers"},
+    "cli": {"core", "lightning", "warm"},
 }
 """From the ground up. A structure knows nothing of duals; only ``lightning`` and the data modules import Lightning."""
 
