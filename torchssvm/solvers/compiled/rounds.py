@@ -40,13 +40,16 @@ class Kept(NamedTuple):
     losses: Any  # [U], l_i
 
 
-def keep_blocks(index: np.ndarray, examples: Examples, blocks: BlockArrays, losses: np.ndarray) -> Kept:
-    """Copies of the blocks ``index``, ``[U]`` int64, distinct; ``losses`` ``[n]`` are l_i."""
+def keep_blocks(index: np.ndarray, examples: Examples, known: Any, blocks: BlockArrays, losses: np.ndarray) -> Kept:
+    """Copies of the blocks ``index``, ``[U]`` int64, distinct; ``losses`` ``[n]`` are l_i.
+
+    ``known`` are the examples as kernels take them.
+    """
     copies = [getattr(blocks, name)[index] for name in ("mass", "loss", "labelings", "rest_mass", "rest_loss")]
     rows = examples.length[index].sum(), examples.pair_rows[index].sum()
     rests = blocks.rest_emission, blocks.rest_transition
     emission, pairs = (np.zeros((count, a.shape[1]), a.dtype) for count, a in zip(rows, rests, strict=True))
-    _copy_rests(index, examples, blocks, emission, pairs)
+    _copy_rests(index, known, blocks, emission, pairs)
     return Kept(index, *copies, emission, pairs, losses[index])  # type: ignore[call-arg]
 
 

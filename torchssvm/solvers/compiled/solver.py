@@ -514,7 +514,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         if full and memory.capacity and not memory.has_rest:
             memory.make_rest()
             blocks = memory.blocks()
-        return keep_blocks(index.numpy(), self._known(blocks), blocks, self.dual.loss.numpy())
+        return keep_blocks(index.numpy(), self.examples, self._known(blocks), blocks, self.dual.loss.numpy())
 
     def visit_all(self, order: Tensor) -> None:
         """Visit these blocks, one after another."""

@@ -37,7 +37,7 @@ class LinearArcs(Head):
         ...     head.weight[1] = 1.0
         >>> head(SparseFeatures(columns)).single
         tensor([[[0., 1., 0.],
-                 [0., 0., 0.]]], grad_fn=<SumBackward1>)
+                 [0., 0., 0.]]], grad_fn=<MaskedFillBackward0>)
     """
 
     def __init__(self, in_features: int, *, structure: Arborescence | None = None) -> None:
