@@ -6,30 +6,60 @@ examples, half of all code of the compiled loop.
 
 from __future__ import annotations
 
-import functools
 import struct
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import typeof, types
+from numba import typeof
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import NativeValue, typeof_impl, unbox
 
-from torchssvm.compiler.kernel_code import Fields, is_hidden
+from torchssvm.compiler.hidden_fields import hidden_fields
+from torchssvm.compiler.kernel_code import Fields
 
-_known: dict[Any, Fields] = {}
+_CODES = {"float64": "d", "float32": "f", "bool": "?"} | {
+    f"{sign}int{bits}": code.upper() if sign else code
+    for bits, code in ((64, "q"), (32, "i"), (16, "h"), (8, "b"))
+    for sign in ("", "u")
+}
+_POINTER, _ARRAY, _TUPLE, _NUMBER = range(4)
 
 
-def type_of(value: Any) -> Any:
-    """Numba's type of a value; named tuples are :class:`.Fields`, whichever package declares them."""
-    if not hasattr(value, "_fields"):
-        return typeof(value)
-    key = type(value), tuple(map(_key, value))
-    if key not in _known:
-        _known[key] = Fields(tuple(map(type_of, value)), type(value))
-    return _known[key]
+class _Plan:
+    """How tuples with fields of the same types are laid out: as a structure of C, like LLVM's."""
+
+    def __init__(self, value: Any) -> None:
+        hidden = hidden_fields.get(type(value), ())
+        names = getattr(value, "_fields", [""] * len(value))
+        fields = [self._field(item, name in hidden) for item, name in zip(value, names, strict=True)]
+        self.steps, formats = [step for step, _ in fields], [code for _, code in fields]
+        largest = next((code for code in "qdifhb" if any(code in one.lower() for one in formats)), "b")
+        self.format = "".join([f"0{largest}", *formats, f"0{largest}"])
+        self.pack = struct.Struct(self.format).pack
+        self.type = Fields(tuple(map(type_of, value)), type(value)) if hasattr(value, "_fields") else None
+
+    @staticmethod
+    def _field(value: Any, is_hidden: bool) -> tuple[int, str]:
+        if is_hidden or value is None or hasattr(value, "_fields"):
+            return _POINTER, "q"
+        if type(value) is np.ndarray:
+            return _ARRAY, f"{5 + 2 * value.ndim}q"
+        if isinstance(value, tuple):
+            return _TUPLE, _plan_of(value).format
+        code = _CODES.get(str(typeof(value)))
+        if code is None:
+            raise TypeError(f"{value!r} is in a named tuple of a kernel: use numbers, arrays and named tuples")
+        return _NUMBER, code
+
+
+_plans: dict[Any, _Plan] = {}
+
+
+def _plan_of(value: Any) -> _Plan:
+    key = _key(value)
+    if key not in _plans:
+        _plans[key] = _Plan(value)
+    return _plans[key]
 
 
 def _key(value: Any) -> Any:
@@ -40,56 +70,54 @@ def _key(value: Any) -> Any:
     return (type(value), *map(_key, value)) if isinstance(value, tuple) else type(value)
 
 
+def type_of(value: Any) -> Any:
+    """Numba's type of a value; named tuples are :class:`.Fields`, whichever package declares them."""
+    return _plan_of(value).type if hasattr(value, "_fields") else typeof(value)
+
+
 class Placed:
-    """A value in memory, of type ``type`` at ``address``; its arrays are not copied."""
+    """A named tuple in memory, of type ``type`` at ``address``; its arrays are not copied.
+
+    A value of another type, such as an array, is laid out as a tuple with this field alone.
+    """
 
     def __init__(self, value: Any) -> None:
-        self.type = type_of(value)
         self._parts: list[Any] = [value]  # what the address leads to
-        self.address = self._place(self.type, value)
+        if hasattr(value, "_fields"):
+            self.type = type_of(value)
+        else:
+            value = (value,)
+        self.address = self._place(value)
 
-    def _place(self, kind: Any, value: Any) -> int:
-        content = self._struct(kind, value) if isinstance(kind, Fields) else self._content(kind, value)
-        buffer = np.frombuffer(content or bytes(8), np.uint8)
+    def _place(self, values: Any) -> int:
+        plan = _plan_of(values)
+        buffer = np.frombuffer(plan.pack(*self._numbers(plan, values)), np.uint8)
         self._parts.append(buffer)
         return int(buffer.__array_interface__["data"][0])
 
-    def _content(self, kind: Any, value: Any) -> bytes:
-        if isinstance(kind, types.Array):
-            place = value.__array_interface__["data"][0]
-            sizes = (0, 0, value.size, value.itemsize, place, *value.shape, *value.strides)  # no owner, no parent
-            return struct.pack(f"{len(sizes)}q", *sizes)
-        if isinstance(kind, Fields):
-            return struct.pack("q", self._place(kind, value))
-        if isinstance(kind, types.BaseTuple):
-            return self._struct(kind, value)
-        if isinstance(kind, types.NoneType):
-            return bytes(8)
-        if isinstance(kind, types.Boolean):
-            return struct.pack("?", value)
-        if isinstance(kind, types.Number):
-            return np.array(value, str(kind)).tobytes()
-        raise TypeError(f"{value!r} is in a named tuple of a kernel: use numbers, arrays and named tuples")
-
-    def _struct(self, kind: Any, values: Any) -> bytes:
-        size, places = _layout(kind)
-        content = bytearray(size)
-        for each, value, (place, hidden) in zip(kind, values, places, strict=True):
-            part = struct.pack("q", self._place(each, value)) if hidden else self._content(each, value)
-            content[place : place + len(part)] = part
-        return bytes(content)
-
-
-@functools.cache
-def _layout(kind: Any) -> tuple[int, list[tuple[int, bool]]]:
-    """The size of a tuple in bytes, where each field begins, and whether it is behind a pointer."""
-    context, fields = cpu_target.target_context, isinstance(kind, Fields)
-    layout = context.data_model_manager[kind].fields if fields else context.get_value_type(kind)
-    size = layout.get_abi_size(context.target_data)
-    if isinstance(layout, ir.ArrayType):
-        return size, [(at * size // len(kind), False) for at in range(len(kind))]
-    places = (layout.get_element_offset(context.target_data, at) for at in range(len(kind)))
-    return size, [(place, fields and is_hidden(kind, kind.fields[at])) for at, place in enumerate(places)]
+    def _numbers(self, plan: _Plan, values: Any) -> list[Any]:
+        numbers: list[Any] = []
+        for step, value in zip(plan.steps, values, strict=True):
+            if step == _NUMBER:
+                numbers.append(value)
+            elif step == _ARRAY:  # no owner, no parent
+                place = value.__array_interface__["data"][0]
+                numbers += (
+                    0,
+                    0,
+                    value.size,
+                    value.itemsize,
+                    place,
+                    *value.shape,
+                    *value.strides,
+                )  # no owner, no parent
+            elif step == _TUPLE:
+                numbers += self._numbers(_plan_of(value), value)
+            elif value is None or isinstance(value, int):  # an address that is known
+                numbers.append(value or 0)
+            else:
+                numbers.append(self._place(value if hasattr(value, "_fields") else (value,)))
+        return numbers
 
 
 @typeof_impl.register(Placed)
