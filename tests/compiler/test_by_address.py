@@ -144,7 +144,7 @@ def call_all(examples, out):
 
 def hidden(things: Things) -> tuple[Placed, list[Placed]]:
     """The arguments of a caller, and what must live as long."""
-    kept, calls = [Placed(things.kind), Placed(things.room)], np.zeros(16, np.int64)
+    kept, calls = [Placed(things.kind), Placed(things.room)], np.zeros(ByAddress.slots, np.int64)
     fill(calls, Types((things, Weights(np.zeros((1, 1))), Weights(np.zeros((1, 1))), Weights(np.zeros((1, 1))))))
     return Placed(things._replace(kind=kept[0].address, room=kept[1].address, calls=calls)), kept
 

@@ -27,7 +27,6 @@ _TYPES = {
     **_SCALARS,
     "Labels": types.int64[::1],
     "Marks": types.boolean[::1],
-    "Numbers": types.float64[::1],
     "Sums": types.float64[:, ::1],
 }
 _ROWS = {types.float32[:, ::1], types.float64[:, ::1]}

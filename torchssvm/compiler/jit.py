@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import time
 import weakref
@@ -210,15 +209,17 @@ class ByKind:
 class ByAddress(ByKind):
     """A function by kind of ``(kind, examples, ...)``, which kernels that know no kind call by an address.
 
-    Annotations declare the types of its arguments, but for those that tell theirs by their names, and what every
-    version returns.
+    Annotations declare the types of arguments and of what every version returns. An argument without one has its type
+    by its name, such as ``scratch``.
     """
 
-    _slots = itertools.count()
+    slots = 0
+    """The number of these functions."""
 
     def __init__(self, default: Callable[..., Any]) -> None:
         super().__init__(default)
-        self.slot = next(self._slots)  # the place of its address in ``examples.calls``
+        self.slot = ByAddress.slots  # the place of its address in ``examples.calls``
+        ByAddress.slots += 1
         function = default.py_func if isinstance(default, Kernel) else default
         names, declared = function.__code__.co_varnames[: function.__code__.co_argcount], function.__annotations__
         self.parameters, self.returned = [(name, declared.get(name, "")) for name in names], declared["return"]
@@ -234,9 +235,10 @@ class ByAddress(ByKind):
 
 
 class Addresses:
-    """Called in a kernel as ``addresses(calls, types)``, it writes the addresses of a kind's versions to ``calls``.
+    """Functions by address whose versions of one kind are compiled together.
 
-    ``types`` are a :class:`.by_address.Types`; the versions are compiled with the kernel.
+    A kernel calls it as ``addresses(calls, types)``, with a :class:`.by_address.Types`. The call writes the addresses
+    of the versions to ``calls``.
     """
 
     def __init__(self, *functions: ByAddress) -> None:

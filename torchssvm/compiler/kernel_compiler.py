@@ -15,17 +15,7 @@ from llvmlite.binding import (  # type: ignore[import-untyped]
 from numba.core import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.typed_passes import AnnotateTypes, DumpParforDiagnostics, NativeLowering, NopythonRewrites
-from numba.core.untyped_passes import (
-    FindLiterallyCalls,
-    InlineClosureLikes,
-    InlineInlinables,
-    LiteralPropagationSubPipelinePass,
-    LiteralUnroll,
-    MakeFunctionToJitFunction,
-    RewriteDynamicRaises,
-    WithLifting,
-)
+from numba.core.typed_passes import NativeLowering
 
 from torchssvm.compiler.by_kind import KindFunction
 from torchssvm.compiler.kernel_code import Lowering
@@ -120,19 +110,19 @@ class _WithoutGlobals:
         pass
 
 
-_UNUSED = (
-    AnnotateTypes,
-    DumpParforDiagnostics,
-    FindLiterallyCalls,
-    InlineClosureLikes,
-    InlineInlinables,
-    LiteralPropagationSubPipelinePass,
-    LiteralUnroll,
-    MakeFunctionToJitFunction,
-    NopythonRewrites,
-    RewriteDynamicRaises,
-    WithLifting,
-)
+_UNUSED = {
+    "AnnotateTypes",
+    "DumpParforDiagnostics",
+    "FindLiterallyCalls",
+    "InlineClosureLikes",
+    "InlineInlinables",
+    "LiteralPropagationSubPipelinePass",
+    "LiteralUnroll",
+    "MakeFunctionToJitFunction",
+    "NopythonRewrites",
+    "RewriteDynamicRaises",
+    "WithLifting",
+}
 """Passes for what kernels do not do: expressions of whole arrays, closures, literals, parallel loops, ``with``."""
 
 
@@ -146,10 +136,9 @@ class _KernelCompiler(Compiler):
     def define_pipelines(self) -> Any:
         """Numba's passes that kernels need, with our lowering."""
         [manager] = super().define_pipelines()
-        wanted = dict(manager.passes)  # a pass that Numba runs again is run once
-        for unused in _UNUSED:
-            wanted.pop(unused, None)
-        manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in wanted.items()]
+        once = dict(manager.passes)  # Numba repeats some
+        wanted = ((made, name) for made, name in once.items() if made.__name__ not in _UNUSED)
+        manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in wanted]
         manager.finalize()
         return [manager]
 

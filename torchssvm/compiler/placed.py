@@ -100,20 +100,12 @@ class Placed:
         for step, value in zip(plan.steps, values, strict=True):
             if step == _NUMBER:
                 numbers.append(value)
-            elif step == _ARRAY:  # no owner, no parent
-                place = value.__array_interface__["data"][0]
-                numbers += (
-                    0,
-                    0,
-                    value.size,
-                    value.itemsize,
-                    place,
-                    *value.shape,
-                    *value.strides,
-                )  # no owner, no parent
+            elif step == _ARRAY:
+                place, owner, parent = value.__array_interface__["data"][0], 0, 0
+                numbers += (owner, parent, value.size, value.itemsize, place, *value.shape, *value.strides)
             elif step == _TUPLE:
                 numbers += self._numbers(_plan_of(value), value)
-            elif value is None or isinstance(value, int):  # an address that is known
+            elif value is None or isinstance(value, int):  # nothing, or the address itself
                 numbers.append(value or 0)
             else:
                 numbers.append(self._place(value if hasattr(value, "_fields") else (value,)))

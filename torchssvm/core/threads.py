@@ -47,15 +47,15 @@ def run_in_chunks(
 PAYS = 100_000_000
 """Multiplications, some 5 milliseconds of one core, from which on a product of matrices gets torch's threads.
 
-A thread of torch spins for milliseconds behind every operator that it has shared, and on a busy machine the caller
-waits as long for it.
+A thread of torch spins for milliseconds after every operator that it has shared. On a busy machine the caller waits
+as long for it.
 """
 
 
 def torch_threads(work: float = 0.0) -> Any:
-    """A context, or decorator: torch's operators run on the calling thread, or on all if ``work`` multiplications pay.
+    """A context, or decorator: torch's operators run on this thread, or on all threads if ``work`` multiplications pay.
 
-    Contexts may lie in each other. :func:`run_in_chunks` keeps its threads, and a compiler sees nothing of all this.
+    Contexts may be nested. :func:`run_in_chunks` keeps its threads. Nothing changes while torch compiles.
     """
     return nullcontext() if torch.compiler.is_compiling() else _torch_threads(work)
 

@@ -35,8 +35,6 @@ Labels = np.ndarray
 """``[*]`` int64."""
 Marks = np.ndarray
 """``[*]`` bool."""
-Numbers = np.ndarray
-"""``[*]`` float64."""
 
 
 @njit

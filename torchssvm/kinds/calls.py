@@ -11,7 +11,6 @@ from torchssvm.compiler.vectors import set_rows
 from torchssvm.kinds.block import (
     Labels,
     Marks,
-    Numbers,
     Rows,
     Sums,
     add_labeling,
@@ -37,9 +36,8 @@ from torchssvm.kinds.block import (
 def evaluate(kind, examples, model, i: int, length: int, blocks, count: int, scratch) -> bool:
     """:func:`potentials`, and in ``scratch.scores`` the scores of ``count`` slots of block i, and of the target."""
     in_scratch = potentials(kind, examples, model, i, scratch)
-    emission, transition, scores = scratch.emission, scratch.transition, scratch.scores
-    if not in_scratch:
-        transition = model.transition
+    emission, scores = scratch.emission, scratch.scores
+    transition = scratch.transition if in_scratch else model.transition
     for c in range(count):
         read_slot(i, c, examples, blocks, scratch.labels)
         scores[c] = score(kind, examples, i, scratch.labels, length, emission, transition)
@@ -90,44 +88,27 @@ def add_labelings(
     kind, examples, i: int, length: int, blocks, count: int, is_new: bool, scratch, delta: Rows, pairs: Rows
 ) -> None:
     """Add ``change (p(labels) - p(y))`` of slots and, if it ``is_new``, of the corner, to parts."""
-    change, labels = scratch.change, scratch.labels
-    for c in range(count + is_new):
-        if change[c + 1] != 0.0 or c == count:
-            if c < count:
-                read_slot(i, c, examples, blocks, labels)
-            add_labeling(
-                kind,
-                examples,
-                i,
-                length,
-                labels if c < count else scratch.corner,
-                change[c + 1],
-                delta,
-                pairs,
-                scratch.pairs,
-            )
+    change, labels, corner, counts = scratch.change, scratch.labels, scratch.corner, scratch.pairs
+    for c in range(count):
+        if change[c + 1] != 0.0:
+            read_slot(i, c, examples, blocks, labels)
+            add_labeling(kind, examples, i, length, labels, change[c + 1], delta, pairs, counts)
+    if is_new:
+        add_labeling(kind, examples, i, length, corner, change[count + 1], delta, pairs, counts)
 
 
 @ByAddress
 @njit
 def fill_products(
-    kind,
-    examples,
-    model,
-    i: int,
-    length: int,
-    labels: Labels,
-    blocks,
-    count: int,
-    corner: Labels,
-    is_new: bool,
-    scratch,
-    products: Numbers,
+    kind, examples, model, i: int, length: int, labels: Labels, blocks, count: int, is_new: bool, scratch
 ) -> None:
-    """Products of ``Phi^T (p(labels) - p(y))`` with the same of each slot and, if it ``is_new``, of the corner."""
-    read = scratch, blocks.labelings[i], count, corner, is_new
+    """Write products with ``Phi^T (p(labels) - p(y))`` to ``scratch.scores``.
+
+    The other factors are the same of each slot and, if it ``is_new``, of the corner.
+    """
+    read = scratch, blocks.labelings[i], count, scratch.corner, is_new
     response, pairs = respond(kind, examples, model, i, length, labels, *read)
-    fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products)
+    score_at_response(kind, examples, i, length, blocks, count, is_new, response, pairs, scratch)
     rows = list_rows_of(kind, examples, i, labels, scratch)
     set_rows(scratch.pairs, None, scratch.rows, rows, None, None)
 
@@ -145,28 +126,25 @@ def fill_products_of_rest(
     rows: Labels,
     blocks,
     count: int,
-    corner: Labels,
     is_new: bool,
     scratch,
-    products: Numbers,
 ) -> float:
-    """As :func:`fill_products`, of ``Phi^T psi`` instead; returns its square."""
-    read = scratch, blocks.labelings[i], count, corner, is_new
+    """As :func:`fill_products`, with ``Phi^T psi``; returns its square."""
+    read = scratch, blocks.labelings[i], count, scratch.corner, is_new
     square, pairs = respond_to_parts(kind, examples, model, i, length, psi, psi_pairs, rows, *read)
-    response = scratch.response
-    fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products)
+    score_at_response(kind, examples, i, length, blocks, count, is_new, scratch.response, pairs, scratch)
     return square
 
 
 @njit
-def fill_from_response(kind, examples, i, length, blocks, count, corner, is_new, response, pairs, scratch, products):
-    """Scores of the slots and of the corner, less the target's, at a response."""
+def score_at_response(kind, examples, i, length, blocks, count, is_new, response, pairs, scratch):
+    """Write the scores of the slots and of the corner, less the target's, to ``scratch.scores``."""
     target = score(kind, examples, i, examples.y[examples.start[i] : examples.start[i + 1]], length, response, pairs)
     for c in range(count):
         read_slot(i, c, examples, blocks, scratch.slot)
-        products[c] = score(kind, examples, i, scratch.slot, length, response, pairs) - target
+        scratch.scores[c] = score(kind, examples, i, scratch.slot, length, response, pairs) - target
     if is_new:
-        products[count] = score(kind, examples, i, corner, length, response, pairs) - target
+        scratch.scores[count] = score(kind, examples, i, scratch.corner, length, response, pairs) - target
 
 
 _visits = Addresses(
@@ -185,18 +163,18 @@ _whole = Addresses(potentials, solve_block, examine_block, add_to_weights)
 
 
 @njit
-def fill_visits(calls, types):
-    """The addresses that visits and exact passes call."""
+def write_visits(calls, types):
+    """Write the addresses that visits and exact passes call."""
     _visits(calls, types)
 
 
 @njit
-def fill_products_calls(calls, types):
-    """The addresses that steps with inner products of labelings call too."""
+def write_products(calls, types):
+    """Write the addresses that steps with inner products of labelings call too."""
     _products(calls, types)
 
 
 @njit
-def fill_whole(calls, types):
-    """The addresses that steps and exact passes of whole blocks call."""
+def write_whole(calls, types):
+    """Write the addresses that steps and exact passes of whole blocks call."""
     _whole(calls, types)

@@ -11,15 +11,17 @@ import numpy as np
 
 from torchssvm.compiler import stock
 from torchssvm.compiler.hidden_fields import hidden_fields
+from torchssvm.compiler.jit import ByAddress
 from torchssvm.kinds import calls
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.weights import Model
 
-_SLOTS = 16  # more than there are functions by address
-
 
 class Hidden:
-    """Examples or scratch arrays for kernels, ``arguments``: fields that the class calls hidden are addresses."""
+    """Examples or scratch arrays whose hidden fields are addresses.
+
+    Kernels take ``arguments``; ``plain`` are the arrays that were given.
+    """
 
     def __init__(self, plain: Any) -> None:
         self.plain = self.arguments = plain
@@ -39,32 +41,35 @@ class Calls:
 
     Args:
         examples: The training set.
-        fills: The kernels that write the addresses, of :mod:`.calls`.
+        writers: The kernels that write the addresses, of :mod:`.calls`.
     """
 
-    def __init__(self, examples: Examples, *fills: Any) -> None:
-        self._fills, self._hidden = fills, Hidden(examples)
+    def __init__(self, examples: Examples, *writers: Any) -> None:
+        self._writers, self._hidden = writers, Hidden(examples)
         self._made: dict[Any, Any] = {}
 
     def __reduce__(self) -> Any:  # another process has other addresses
-        return Calls, (self._hidden.plain, *self._fills)
+        return Calls, (self._hidden.plain, *self._writers)
 
     def __call__(self, model: Model, blocks: Any, scratch: Hidden) -> Any:
         """The examples as an argument of a kernel."""
-        key = model.emission.dtype, blocks.labelings.dtype
         if stock.is_on():
             return self._hidden.plain
+        key = model.emission.dtype, blocks.labelings.dtype
         if key not in self._made:
             from torchssvm.compiler.by_address import Types
             from torchssvm.compiler.placed import Placed
 
-            places, types = np.zeros(_SLOTS, np.int64), Types((self._hidden.plain, model, blocks, scratch.plain))
-            for fill in self._fills:
-                fill(places, types)
+            places, types = (
+                np.zeros(ByAddress.slots, np.int64),
+                Types((self._hidden.plain, model, blocks, scratch.plain)),
+            )
+            for write in self._writers:
+                write(places, types)
             self._made[key] = Placed(self._hidden.fields._replace(calls=places))
         return self._made[key]
 
 
-def fills_of(whole: bool, curved: bool) -> tuple[Any, ...]:
+def writers_of(whole: bool, curved: bool) -> tuple[Any, ...]:
     """The kernels that write the addresses of a loop: of whole blocks, or of steps with products of labelings."""
-    return (calls.fill_whole,) if whole else (calls.fill_visits, *([calls.fill_products_calls] if curved else []))
+    return (calls.write_whole,) if whole else (calls.write_visits, *([calls.write_products] if curved else []))

@@ -47,7 +47,7 @@ def warn_if_stiff(
     max_passes: float,
     category: type[Warning] = UserWarning,
 ) -> None:
-    """Warn before a run of a direction that the features of all examples share, if ``max_passes`` are too few for it.
+    """Warn before a run about a direction that all features share, if ``max_passes`` are too few for it.
 
     Every step along it undoes a part of all others. A full step on an example overshoots ``|psi|^2 / (lam n L)`` times
     at zero weights, here of features that are replaced by their mean: passes grow with it (docs/choosing.md). Only

@@ -127,11 +127,11 @@ def add_to_rest(examples, i, length, labels, mass, blocks, scratch):
 
 
 @njit
-def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, scratch):
+def fill_gram(i, count, atoms, length, examples, model, blocks, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2); slots keep theirs."""
     gram, labels, products = scratch.gram, scratch.labels, scratch.scores
     kind, size, factor = examples.kind, size_of(examples, i), examples.weight[i] * examples.weight[i]
-    read = blocks, count, output, is_new, scratch, products
+    read = blocks, count, is_new, scratch
     for a in range(atoms):
         gram[0, a] = 0.0
         gram[a, 0] = 0.0
@@ -147,7 +147,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, 
         if c < count:
             read_slot(i, c, examples, blocks, labels)
         for t in range(size if c == count else 0):
-            labels[t] = output[t]
+            labels[t] = scratch.corner[t]
         fill_products(kind, examples, model, i, length, labels, *read)
         for e in range(count):
             value = factor * products[e]

@@ -21,7 +21,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.kinds.block import add_to_weights, list_rows, loss_of, size_of
 from torchssvm.kinds.calls import decode_with_score, evaluate, mean_losses
 from torchssvm.kinds.examples import Examples, Scratch, squares_of_rows, with_types
-from torchssvm.kinds.hidden import Calls, Hidden, fills_of
+from torchssvm.kinds.hidden import Calls, Hidden, writers_of
 from torchssvm.kinds.weights import Model
 from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
@@ -101,8 +101,8 @@ class ExactPasses:
         self._work = np.diff(examples.start)
         self._split: tuple[int, np.ndarray, np.ndarray] | None = None  # for so many weights: ranges, and their work
         self._rounding: HingeRounding | None = None
-        self._make_scratch, self._whole, self._fills = make_scratch, whole, fills_of(whole, False)
-        self._calls = Calls(examples, *self._fills)
+        self._make_scratch, self._whole, self._writers = make_scratch, whole, writers_of(whole, False)
+        self._calls = Calls(examples, *self._writers)
         self._local = _PerThread()
 
     def __call__(
@@ -133,7 +133,7 @@ class ExactPasses:
             calls, weights, read, cast = self._calls, model, blocks, lambda scratch: scratch
             if wide:
                 packed = widen(examples._replace(inner=examples.inner[:0], added=examples.cost, form=None))
-                calls, cast = Calls(with_types(packed), *self._fills), lambda scratch: Hidden(widen(scratch.plain))
+                calls, cast = Calls(with_types(packed), *self._writers), lambda scratch: Hidden(widen(scratch.plain))
                 weights, read = widen(model), widen(blocks._replace(gram=blocks.gram[:0]))
             known = calls(weights, read, cast(self._scratch()))
 
@@ -158,7 +158,7 @@ class ExactPasses:
                 decode(wide=True)
 
         def remember() -> None:
-            self._remember(blocks, dual, options, memory, corners)
+            self._remember(model, blocks, dual, options, memory, corners)
 
         scale = 1.0 / (dual.lam * dual.num_examples)
         sums: dict[str, Any] = {name: getattr(totals, name).sum(0) for name in _ARRAYS}
@@ -176,16 +176,22 @@ class ExactPasses:
         )
 
     def _remember(
-        self, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray
+        self,
+        model: Model,
+        blocks: BlockArrays,
+        dual: DualState,
+        options: Options,
+        memory: BlockMemory,
+        corners: np.ndarray,
     ) -> None:
         if not memory.capacity:
             return
 
+        known = self._calls(model, blocks, self._scratch())
+
         def keep(begin: int, end: int, thread: int) -> int:
             counters, scratch = np.array([0, 0, memory.clock]), self._scratch().arguments
             return remember_range(begin, end, known, blocks, options, scratch, counters, corners)
-
-        known = self._calls(memory.adapter.weights.model(), blocks, self._scratch())
 
         if sum(run_in_chunks(keep, self._work)):
             memory.clock += 1

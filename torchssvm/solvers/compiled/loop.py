@@ -127,7 +127,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
 
     curved = options.direction == HYBRID or options.direction == CORRECTIVE
     if curved:
-        fill_gram(i, count, atoms, length, examples, model, blocks, output, is_new, scratch)
+        fill_gram(i, count, atoms, length, examples, model, blocks, is_new, scratch)
     change, scale = scratch.change, options.lam * n
     rule, limits = options.direction, (options.steps, options.tolerance)
     choose(rule, atoms, corner, mass, hinge, scratch.gram, scale, *limits, change, scratch.work)

@@ -25,7 +25,7 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, NotCompiledError, find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch
-from torchssvm.kinds.hidden import Calls, Hidden, fills_of
+from torchssvm.kinds.hidden import Calls, Hidden, writers_of
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
@@ -149,7 +149,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             adapter.room_of(self.examples),
         )
         self._scratch = Hidden(self._make_scratch())
-        self._calls = Calls(self.examples, *fills_of(self._whole, self.direction.needs_curvature))
+        self._calls = Calls(self.examples, *writers_of(self._whole, self.direction.needs_curvature))
         self._exact = ExactPasses(self.examples, self._targets, self._make_scratch, whole=self._whole)
         if dual.begin(Box(dual.parameters)):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
