@@ -127,6 +127,7 @@ class DualState(ByRank):
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
         recomputed: v recomputed by an exact pass, from which the next step starts; None otherwise.
+        damped: Whether the head holds damped weights, with a smaller primal than w(alpha), which is ``recomputed``.
         held_norm: Norm of the weights after the last step.
         version: Counts changes of blocks or weights; a direction is valid for the version that it was computed at.
         rho: How much the directions of the ranks overlapped in the last round: 1 for no overlap, up to their number.
@@ -170,6 +171,7 @@ class DualState(ByRank):
         self.box = Box(self.parameters)
         self.unclipped: list[Tensor] = list(self.parameters)
         self.recomputed: list[Tensor] | None = None
+        self.damped = False
         self.held_norm = self._held_square = 0.0
         self._written = [-1 if bool(p.any()) else p._version for p in self.parameters]  # a new dual has zero weights
         self._numbers = sum(p.numel() for p in self.parameters)
@@ -249,8 +251,23 @@ class DualState(ByRank):
 
     @property
     def gap_estimate(self) -> float:
-        """Sum of ``gap_estimates``, over all ranks: for progress bars; not a certificate."""
+        """Sum of ``gap_estimates``, over all ranks: for progress bars; not a certificate.
+
+        Of damped weights w, ``lam/2 |w - v|^2`` more.
+        """
+        if self.damped:
+            return float(self.gap_estimates.sum()) + self.lam / 2 * self.distance
         return self._sums[1] if self.ranks else float(self.gap_estimates.sum())
+
+    @property
+    def start(self) -> list[Tensor]:
+        """v, from which the next step starts."""
+        return self.unclipped if self.recomputed is None else self.recomputed
+
+    @property
+    def distance(self) -> float:
+        """``|w - v|^2``, without bounds: zero, or rounding, unless weights are damped."""
+        return squared_norm(p.detach().double() - v for p, v in zip(self.parameters, self.start, strict=True))
 
     @property
     def total_loss(self) -> float:
@@ -279,6 +296,8 @@ class DualState(ByRank):
     def value(self) -> float:
         """The dual objective at the current weights, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
         self.to(self.parameters[0].device)
+        if self.damped:
+            return self.objective(self.total_loss, self.start)
         if not self.box.has_bounds and not self.written_to():
             return self.total_loss - self.lam / 2 * self._held_square
         return self.objective(self.total_loss, self.unclipped)
@@ -313,7 +332,7 @@ class DualState(ByRank):
         check_range(self.lam * factor, self.num_examples, self.parameters[0].dtype)
         products = self.storage.products()
         if products is None:
-            inner = float(flat(self.parameters) @ flat(self.unclipped))
+            inner = float(flat(self.parameters) @ flat(self.start if self.damped else self.unclipped))
             slopes = torch.full_like(self.loss, (self.total_loss - self.lam * inner) / self.num_examples)
         else:
             slopes = self.loss - products
@@ -337,8 +356,7 @@ class DualState(ByRank):
         """
         lam = check_lam(lam)
         check_range(lam, self.num_examples, self.parameters[0].dtype)
-        weights = self.unclipped if self.recomputed is None else self.recomputed
-        self.set_weights([tensor * (self.lam / lam) for tensor in weights])
+        self.set_weights([tensor * (self.lam / lam) for tensor in self.start])
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
         self.oracle_gaps = self.gap_estimates.clone()
         self.certified_gap = math.inf
@@ -410,11 +428,21 @@ class DualState(ByRank):
 
     @torch.no_grad()
     def set_weights(self, unclipped: Iterable[Tensor]) -> None:
-        """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``."""
+        """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``; they are no longer damped."""
         for v, value in zip(self.unclipped, unclipped, strict=True):
             v.copy_(value)
-        self.recomputed = None
+        if self.damped:  # gaps were those of other weights
+            self.restarts += 1
+            self.gap_estimates.fill_(math.inf)
+            self.oracle_gaps.fill_(math.inf)
+        self.recomputed, self.damped = None, False
         self._clip()
+
+    def damp(self) -> None:
+        """Begin to keep v in ``recomputed``, apart from the head's weights, which start there; no bounds, one rank."""
+        if not self.damped:
+            self.set_weights(self.start)
+            self.recomputed, self.damped = copied(self.parameters), True
 
     def _clip(self) -> None:
         for parameter, weights in zip(self.parameters, self.box.clip(self.unclipped), strict=True):
@@ -488,6 +516,7 @@ class DualState(ByRank):
             "recomputed": self.recomputed and copied(self.recomputed),
             **{name: getattr(self, name).clone() for name in self.per_example},
             **{name: getattr(self, name) for name in (*_COUNTERS, "certified_gap", "relaxed")},
+            **({"damped": True} if self.damped else {}),
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -515,6 +544,7 @@ class DualState(ByRank):
             **dict.fromkeys(_COUNTERS, Numbers(int, low=0)),
             "certified_gap": Numbers(float, (), 0.0, math.inf),
             "relaxed": bool,
+            **({"damped": bool} if "damped" in state else {}),
             "storage": dict,
             "seal": int,
         }
@@ -526,6 +556,7 @@ class DualState(ByRank):
             parameter.copy_(weights)
         self.unclipped = self.box.load_state(state["box"], self.parameters)
         self.recomputed = state["recomputed"] and [v.to(device, copy=True) for v in state["recomputed"]]
+        self.damped = state.get("damped", False)
         for name in ("loss", "gap_estimates", "oracle_gaps"):
             setattr(self, name, state[name].to(device, copy=True))
         self.targets = state["targets"].to("cpu", copy=True)

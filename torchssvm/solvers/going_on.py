@@ -63,8 +63,7 @@ def check_start(
     elif type(storage) is not type(solver.storage) or vars(storage) != vars(solver.storage):
         raise ValueError(f"storage={type(solver.storage).__name__}(...) is not the storage of start: leave it out")
     changed = dual.norm_changed(squared_norm(dual.parameters) ** 0.5)
-    weights = dual.unclipped if dual.recomputed is None else dual.recomputed
-    return Start(dual, places, None if changed else [w.detach().clone() for w in weights]), solver
+    return Start(dual, places, None if changed else [w.detach().clone() for w in dual.start]), solver
 
 
 def go_on(
@@ -102,6 +101,7 @@ def go_on(
         "structure": repr(dual.structure),
         "weights": [p.detach().clone() for p in dual.parameters],
         "recomputed": None,
+        "damped": False,
         "certified_gap": math.inf,
         "oracle_calls": 0,
         "cache_hits": 0,

@@ -27,6 +27,7 @@ from torchssvm.kinds.adapter import HeadAdapter, NotCompiledError, find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.kinds.hidden import Calls, Hidden, writers_of
 from torchssvm.solvers.certificate import Certificate, conclude
+from torchssvm.solvers.compiled.damping import Damping
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import (
@@ -154,6 +155,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         if dual.begin(Box(dual.parameters)):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
         self._rounds = Rounds(self, size) if dual.ranks else None
+        self._damping = Damping(self) if adapter.damped and self._corrects and not dual.ranks else None
+        self._factor = 1.0  # of lambda, in the current visits
 
     def _read(self, batches: Iterable[Batch], earlier: tuple[CompiledBCFW, Tensor] | None) -> None:
         adapter, dual = self._adapter, self.dual
@@ -232,6 +235,14 @@ class CompiledBCFW(DualTrainer, Stateful):
             return self._rounds.step(visits)
         return self._step(visits, passes * self.dual.num_examples if self.draws.sweeps else None)
 
+    def _steps(self, max_passes: float) -> Iterator[int]:
+        factor = self._damping.factor if self._damping is not None else 1.0
+        if self._damping is None or factor == 1.0:
+            yield from super()._steps(max_passes)
+            return
+        while True:
+            yield self._damping.period(factor, max_passes - self.dual.passes)
+
     def next_visits(self) -> int:
         """Visits of a step by default."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
@@ -241,34 +252,42 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def _step(self, visits: int, calls: float | None = None) -> int:
         """See :meth:`step`; with ``calls``, a sweep goes on until it has made as many oracle calls."""
+        with self.visiting():
+            return self.draw_and_visit(visits, calls)
+
+    def draw_and_visit(self, visits: int, calls: float | None = None) -> int:
+        """See :meth:`_step`; inside of :meth:`visiting`."""
         dual, n, done = self.dual, self.dual.num_examples, 0
         end = math.inf if calls is None else dual.oracle_calls + calls
-        with self._visiting():
-            while done < visits and dual.oracle_calls < end:
-                most, relaxation, power = phase(dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
-                order, points = self.draws.next(min(visits - done, most) if calls is None else ALL)
-                if self._whole:
-                    relaxation = self.draws.relaxation
-                    if not len(order):
-                        break
-                left = end - dual.oracle_calls
-                made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power, most=left)
-                done += made
-                if not self._whole and made < max(len(order), len(points)):
-                    if bool((dual.gap_estimates == 0.0).all()):
-                        break
-                    self._make_room()
+        while done < visits and dual.oracle_calls < end:
+            most, relaxation, power = phase(dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
+            order, points = self.draws.next(min(visits - done, most) if calls is None else ALL)
+            if self._whole:
+                relaxation = self.draws.relaxation
+                if not len(order):
+                    break
+            left = end - dual.oracle_calls
+            made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power, most=left)
+            done += made
+            if not self._whole and made < max(len(order), len(points)):
+                if bool((dual.gap_estimates == 0.0).all()):
+                    break
+                self._make_room()
         return done
 
     @contextmanager
-    def _visiting(self, index: Tensor | None = None) -> Iterator[None]:
-        """Visits of these blocks, None for any, are made inside; an interrupt waits until they are accepted."""
+    def visiting(self, factor: float = 1.0, index: Tensor | None = None) -> Iterator[None]:
+        """Visits of these blocks, None for any, at ``factor`` lambda; an interrupt waits until they are accepted."""
         with undisturbed(), torch_threads():
-            self.begin()
+            self._factor = factor
             try:
-                yield
+                self.begin()
+                try:
+                    yield
+                finally:
+                    self.end(index)
             finally:
-                self.end(index)
+                self._factor = 1.0
 
     @property
     def mean_step(self) -> float:
@@ -290,7 +309,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         index = check_visits(index, self.dual.num_examples, self.dual.own)
         self.dual.ranks.refuse_several("visit(index)", "Call step(), which draws blocks in every process")
         nowhere = torch.zeros(0, dtype=torch.float64)
-        with self._visiting(index):
+        with self.visiting(index=index):
             while len(index):
                 index = index[self._visit(index, nowhere, drawn=False) :]
                 if len(index):
@@ -441,7 +460,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         dual = self.dual
         dual.ranks.run_on_all(self._validate)
         dual.targets = self._targets
-        if dual.recomputed is not None:
+        if self._factor > 1.0:
+            dual.damp()
+        elif dual.recomputed is not None:
             dual.set_weights(dual.recomputed)
         dual.discard()
         self._scratch.plain.step[:] = 0.0
@@ -451,7 +472,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Accept the weights after visits of these blocks; None is any."""
         self._memory.remember_lengths(index)
         squared = self.dual.held_norm**2 + float(self._scratch.plain.step[1])
-        self.dual.remember_weights(squared, self._made)
+        self.dual.remember_weights(squared if self._factor == 1.0 else None, self._made)
         self._seen = (self._contents, self.dual.version)
         self.dual.mailbox.notify()
 
@@ -514,7 +535,12 @@ class CompiledBCFW(DualTrainer, Stateful):
         if full and memory.capacity and not memory.has_rest:
             memory.make_rest()
             blocks = memory.blocks()
-        return keep_blocks(index.numpy(), self.examples, self._known(blocks), blocks, self.dual.loss.numpy())
+        return self.copy_blocks(index.numpy())
+
+    def copy_blocks(self, index: np.ndarray) -> Kept:
+        """Copies of the blocks ``index``, ``[U]`` int64, distinct."""
+        blocks = self._memory.blocks()
+        return keep_blocks(index, self.examples, self._known(blocks), blocks, self.dual.loss.numpy())
 
     def visit_all(self, order: Tensor) -> None:
         """Visit these blocks, one after another."""
@@ -547,7 +573,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             cache=cached,
             factor=float(self.oracle.factor) if cached else 0.0,
             threshold=self.oracle.least(dual) if cached else 0.0,
-            lam=dual.lam,
+            lam=self._factor * dual.lam,
             num_examples=dual.num_examples,
             by_gap=by_gap,
         )
