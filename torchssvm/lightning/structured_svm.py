@@ -32,7 +32,8 @@ from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, weights_kept
 from torchssvm.solvers.choice import compiled_form, print_choice
-from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
+from torchssvm.solvers.compiled.proposed import ProposedVisits
+from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
 from torchssvm.solvers.training import move

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     examples: Examples
     piece: Piece  # the same, which another loop may take over
     state_name = "draws"
-    idle_epochs = 10  # an exact pass costs less than an epoch of visits, and the gaps that they are drawn by grow old
+    idle_epochs = 2
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         return self._step(visits, passes * self.dual.num_examples if self.draws.sweeps else None)
 
     def _steps(self, max_passes: float) -> Iterator[int]:
-        factor = self._damping.factor if self._damping is not None else 1.0
+        factor = 1.0 if self._damping is None else self._damping.factor
         if self._damping is None or factor == 1.0:
             yield from super()._steps(max_passes)
             return
@@ -280,14 +280,11 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Visits of these blocks, None for any, at ``factor`` lambda; an interrupt waits until they are accepted."""
         with undisturbed(), torch_threads():
             self._factor = factor
+            self.begin()
             try:
-                self.begin()
-                try:
-                    yield
-                finally:
-                    self.end(index)
+                yield
             finally:
-                self._factor = 1.0
+                self.end(index)
 
     @property
     def mean_step(self) -> float:
@@ -577,31 +574,6 @@ class CompiledBCFW(DualTrainer, Stateful):
             num_examples=dual.num_examples,
             by_gap=by_gap,
         )
-
-
-class ProposedVisits:
-    """A proposal for ``dual.mailbox``: ``BCFW.step`` then lets the loop visit the blocks and move the weights.
-
-    ``visits`` are examples ``[V]`` int64, visited one after another; or the number of visits, of blocks that are drawn.
-    """
-
-    def __init__(self, loop: CompiledBCFW, visits: Tensor | int) -> None:
-        self.loop, self.visits = loop, visits
-
-    def take(self, optimizer: Any, together: list[Any]) -> None:
-        """Visit the blocks, and publish the mean step as the optimizer's ``lr``."""
-        dual = self.loop.dual
-        for proposal in together:
-            # An exchange with other processes may wait for long, and can be interrupted.
-            with nullcontext() if dual.ranks else undisturbed():
-                dual.visits += 1  # before the dual notifies its observers
-                try:
-                    visits = proposal.visits
-                    (proposal.loop.visit if isinstance(visits, Tensor) else proposal.loop.step)(visits)
-                except BaseException:
-                    dual.visits -= 1
-                    raise
-                optimizer.show_rate(proposal.loop.mean_step / dual.lam)
 
 
 def usual_visits(num_examples: int, whole: int = 1000) -> int:
