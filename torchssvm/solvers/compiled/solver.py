@@ -98,7 +98,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     examples: Examples
     piece: Piece  # the same, which another loop may take over
     state_name = "draws"
-    idle_epochs = 2
+    idle_epochs = 10  # an exact pass costs less than an epoch of visits, and the gaps that they are drawn by grow old
 
     def __init__(
         self,
