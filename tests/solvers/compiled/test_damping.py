@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -40,11 +41,11 @@ def test_they_begin_where_lam_is_small():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_certified_dual_never_falls_and_proves_the_optimum(dtype):
     run, proofs = loop(dtype=dtype), []
-    run.solve(Relative(1e-3), schedule=EveryPasses(1), on_check=proofs.append, progress=False)
+    run.solve(Relative(0.05), schedule=EveryPasses(1), on_check=proofs.append, progress=False)
     assert run.dual.damped
     assert len(proofs) > 5
     rounding = 1e-12 if dtype is torch.float64 else 1e-6
-    for before, after in zip(proofs, proofs[1:], strict=False):
+    for before, after in itertools.pairwise(proofs):
         assert after.dual >= before.dual - rounding
     best = min(proof.primal for proof in proofs)
     for proof in proofs:
@@ -65,10 +66,7 @@ def test_a_run_resumes_to_the_bit():
     assert second.dual.damped
     a, b = (one.solve(Relative(0.02), progress=False) for one in (first, second))
     assert (a.primal, a.dual) == (b.primal, b.dual)
-    assert torch.equal(
-        first.head.emission if hasattr(first.head, "emission") else next(first.head.parameters()),
-        second.head.emission if hasattr(second.head, "emission") else next(second.head.parameters()),
-    )
+    assert all(map(torch.equal, first.head.parameters(), second.head.parameters()))
 
 
 @pytest.mark.parametrize("by", ["step", "torch", "lam"])
