@@ -70,9 +70,6 @@ class HeadAdapter:
     carries = False
     """Whether a batch's potentials carry data that targets lack, such as sizes of the other side."""
 
-    damped = False
-    """Whether long runs may keep damped weights, see ``torchssvm.solvers.compiled.damping``: where it was measured."""
-
     notes = False
     """Whether it keeps facts about the batches it has read, such as their largest size."""
 

@@ -158,9 +158,8 @@ class Heuristic(_Rule):
         return self._accuracy(dual, dual.gap_estimate)
 
     def _accuracy(self, dual: DualState, gap: float) -> Accuracy:
-        # Under bounds, 0 or infinite, <v, w> = |w|^2.
-        slope = dual.total_loss - dual.lam * squared_norm(dual.parameters)
-        return Accuracy(gap, slope, dual.value() + gap)
+        value = dual.value()
+        return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters), value + gap)
 
 
 _BATCH = 256  # examples of a step, at most

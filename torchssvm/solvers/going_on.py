@@ -14,6 +14,7 @@ from torchssvm.core.batch import pass_over, tree_map
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.states import copied
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
@@ -28,6 +29,7 @@ class Start(NamedTuple):
     dual: DualState  # an earlier run's
     kept: Tensor  # [n] int64, the place that each example had in the earlier dataset, -1 for a new one
     weights: list[Tensor] | None  # v of that dual; None where others than it have written to its head
+    damped: list[Tensor] | None  # w of that dual, where it is damped
 
 
 def check_start(
@@ -63,9 +65,11 @@ def check_start(
     elif type(storage) is not type(solver.storage) or vars(storage) != vars(solver.storage):
         raise ValueError(f"storage={type(solver.storage).__name__}(...) is not the storage of start: leave it out")
     changed = dual.norm_changed(squared_norm(dual.parameters) ** 0.5)
-    return Start(dual, places, None if changed else [w.detach().clone() for w in dual.start]), solver
+    weights = None if changed else copied(dual.start)
+    return Start(dual, places, weights, copied(dual.parameters) if dual.damped and not changed else None), solver
 
 
+@torch.no_grad()
 def go_on(
     head: nn.Module, dual: DualState, start: Start, dataset: Any, potentials: Potentials, *, unread: bool = False
 ) -> None:
@@ -128,6 +132,11 @@ def go_on(
     if 0.0 < dual.total_loss < inner and not dual.box.has_bounds:  # blocks that have gone balanced others
         dual.rescale(dual.total_loss / inner)  # where the dual is largest along the way to the targets
         dual.change_lam(lam)
+    if start.damped is not None:
+        dual.damp()
+        for parameter, weight in zip(dual.parameters, start.damped, strict=True):
+            parameter.copy_(_widened(weight, parameter))
+        dual.remember_weights()
     dual.gap_estimates, dual.oracle_gaps = gaps
 
 

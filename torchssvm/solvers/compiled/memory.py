@@ -206,6 +206,16 @@ class BlockMemory:
             buffer.fill_up(rows, trailing)
         self._used = self._views = None
 
+    def has_room_for_copies(self) -> bool:
+        """Whether all blocks, each with its rows in the rest, fit twice; the rows are then made."""
+        try:
+            self._check(2 * (self._rest_bytes() + self._labelings_bytes()), "")
+            if not self.has_rest:
+                self.make_rest()
+        except MemoryError:
+            return False
+        return True
+
     def remember_lengths(self, index: Tensor | None) -> None:
         """Note the lengths of the blocks ``index`` (None for all), which hold labelings now; finish the labelings."""
         if self.labelings is None:

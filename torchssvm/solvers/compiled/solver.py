@@ -143,10 +143,10 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._make_scratch = partial(
             make_scratch,
             *sizes,
-            self._memory.capacity + 2,
+            self.memory.capacity + 2,
             self.examples.added.dtype,
             long_features(self.examples),
-            self._memory.longest,
+            self.memory.longest,
             adapter.room_of(self.examples),
         )
         self._scratch = Hidden(self._make_scratch())
@@ -155,7 +155,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         if dual.begin(Box(dual.parameters)):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
         self._rounds = Rounds(self, size) if dual.ranks else None
-        self._damping = Damping(self) if adapter.damped and self._corrects and not dual.ranks else None
+        self._damping = None if dual.ranks or not isinstance(self.direction, Corrective) else Damping(self)
         self._factor = 1.0  # of lambda, in the current visits
 
     def _read(self, batches: Iterable[Batch], earlier: tuple[CompiledBCFW, Tensor] | None) -> None:
@@ -169,7 +169,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._targets, self._lengths = self.piece.targets, self.piece.lengths
         self._validate_blocks()
         labels = int(torch.from_numpy(self.examples.start).diff().max())
-        self._memory = BlockMemory(adapter, dual, self._lengths, labels, curvature=self.direction.needs_curvature)
+        self.memory = BlockMemory(adapter, dual, self._lengths, labels, curvature=self.direction.needs_curvature)
 
     def packs_for(self, head: nn.Module) -> bool:
         """Whether a loop of this head can take over packed examples from here; not from a copy, which has none."""
@@ -203,14 +203,18 @@ class CompiledBCFW(DualTrainer, Stateful):
         Draws by gaps need an exact pass some every ten passes, by :meth:`certify`: a block whose last gap was small is
         not drawn before, however large its gap has become. :meth:`solve` makes these passes.
 
+        Where lambda is small for the features, one process draws the blocks and the steps are corrective, the head's
+        weights are damped from the second epoch on: see :mod:`torchssvm.solvers.compiled.damping`. They have a smaller
+        primal than the weights of the blocks, towards which each step moves them; certificates are of the head's.
+
         From the fortieth epoch of the dual's visits on, where one process draws the blocks and the steps are
         corrective, they are drawn by the roots of their gaps, and three steps of four are over-relaxed: see
         :func:`.draws.phase`. Steps of :meth:`visit` are exact.
 
         Args:
             visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for
-                fewer than 1000 examples; with ``Corrective()``, from the fortieth epoch on, two epochs. Where whole
-                blocks are solved, None is a sweep.
+                fewer than 1000 examples and where weights are damped; with ``Corrective()``, from the fortieth epoch
+                on, two epochs. Where whole blocks are solved, None is a sweep.
 
         Returns:
             Visits made; fewer only when all gaps are zero. Blocks that a sweep leaves out count.
@@ -235,28 +239,23 @@ class CompiledBCFW(DualTrainer, Stateful):
             return self._rounds.step(visits)
         return self._step(visits, passes * self.dual.num_examples if self.draws.sweeps else None)
 
-    def _steps(self, max_passes: float) -> Iterator[int]:
-        factor = 1.0 if self._damping is None else self._damping.factor
-        if self._damping is None or factor == 1.0:
-            yield from super()._steps(max_passes)
-            return
-        while True:
-            yield self._damping.period(factor, max_passes - self.dual.passes)
-
     def next_visits(self) -> int:
         """Visits of a step by default."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
-        if self._whole:
+        if self._whole or self.dual.damped:
             return n
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     def _step(self, visits: int, calls: float | None = None) -> int:
         """See :meth:`step`; with ``calls``, a sweep goes on until it has made as many oracle calls."""
-        with self.visiting():
-            return self.draw_and_visit(visits, calls)
+        factor = 1.0 if self._damping is None else self._damping.factor
+        with self._visiting(factor):
+            if self._damping is None or factor == 1.0:
+                return self._draw_and_visit(visits, calls)
+            with self._damping.step(factor, visits / self.dual.num_examples):
+                return self._draw_and_visit(visits, calls)
 
-    def draw_and_visit(self, visits: int, calls: float | None = None) -> int:
-        """See :meth:`_step`; inside of :meth:`visiting`."""
+    def _draw_and_visit(self, visits: int, calls: float | None) -> int:
         dual, n, done = self.dual, self.dual.num_examples, 0
         end = math.inf if calls is None else dual.oracle_calls + calls
         while done < visits and dual.oracle_calls < end:
@@ -276,7 +275,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         return done
 
     @contextmanager
-    def visiting(self, factor: float = 1.0, index: Tensor | None = None) -> Iterator[None]:
+    def _visiting(self, factor: float = 1.0, index: Tensor | None = None) -> Iterator[None]:
         """Visits of these blocks, None for any, at ``factor`` lambda; an interrupt waits until they are accepted."""
         with undisturbed(), torch_threads():
             self._factor = factor
@@ -306,7 +305,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         index = check_visits(index, self.dual.num_examples, self.dual.own)
         self.dual.ranks.refuse_several("visit(index)", "Call step(), which draws blocks in every process")
         nowhere = torch.zeros(0, dtype=torch.float64)
-        with self.visiting(index=index):
+        with self._visiting(index=index):
             while len(index):
                 index = index[self._visit(index, nowhere, drawn=False) :]
                 if len(index):
@@ -359,7 +358,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             RuntimeError: The weights were changed by others, or are not finite. Or the gap is negative by more than
                 rounding: the dual does not belong to these examples.
         """
-        dual, memory = self.dual, self._memory
+        dual, memory = self.dual, self.memory
         options = self._options(False)._replace(direction=FrankWolfe.rule)
 
         def make_pass() -> ExactPass:
@@ -374,7 +373,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def _remember(self, remember: Callable[[], None]) -> None:
         remember()
-        self._memory.remember_lengths(None)
+        self.memory.remember_lengths(None)
         self._seen = (self._contents, self.dual.version)
 
     def __repr__(self) -> str:
@@ -444,7 +443,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         if len(limits):
             limits[:] = find_adapter(self._adapter.head).limits
         if self._seen is None or self._seen[0] is not self._contents or self._seen[1] != self.dual.version:
-            self._memory.changed()
+            self.memory.changed()
             self._validate_blocks()
 
     def _validate_blocks(self) -> None:
@@ -467,7 +466,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def end(self, index: Tensor | None = None) -> None:
         """Accept the weights after visits of these blocks; None is any."""
-        self._memory.remember_lengths(index)
+        self.memory.remember_lengths(index)
         squared = self.dual.held_norm**2 + float(self._scratch.plain.step[1])
         self.dual.remember_weights(squared if self._factor == 1.0 else None, self._made)
         self._seen = (self._contents, self.dual.version)
@@ -491,7 +490,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             from torchssvm.solvers.compiled.whole import solve_blocks as visit_blocks
         else:
             from torchssvm.solvers.compiled.loop import visit_blocks
-        dual, memory = self.dual, self._memory
+        dual, memory = self.dual, self.memory
         leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
         tree, counters = np.empty(2 * leaves), np.array([0, 0, memory.clock, 0])
         model, blocks = self._adapter.weights.model(), memory.blocks()
@@ -527,7 +526,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     def keep(self, order: Tensor) -> Kept:
         """Copies of the blocks that a round visits, each of which gets a rest that can take over its labelings."""
         index, times = order.unique(return_counts=True)
-        blocks, memory = self._memory.blocks(), self._memory
+        blocks, memory = self.memory.blocks(), self.memory
         full = bool((torch.from_numpy(blocks.count)[index] + times > memory.capacity).any())
         if full and memory.capacity and not memory.has_rest:
             memory.make_rest()
@@ -536,7 +535,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def copy_blocks(self, index: np.ndarray) -> Kept:
         """Copies of the blocks ``index``, ``[U]`` int64, distinct."""
-        blocks = self._memory.blocks()
+        blocks = self.memory.blocks()
         return keep_blocks(index, self.examples, self._known(blocks), blocks, self.dual.loss.numpy())
 
     def visit_all(self, order: Tensor) -> None:
@@ -549,7 +548,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def blend(self, kept: Kept, share: float) -> None:
         """Mix ``share`` of the blocks' current dual variables with 1 - ``share`` of the kept ones."""
-        blocks, losses = self._memory.blocks(), self.dual.loss.numpy()
+        blocks, losses = self.memory.blocks(), self.dual.loss.numpy()
         blend(kept, share, self._known(blocks), blocks, losses, self.dual.num_examples, self._scratch.arguments)
 
     def _known(self, blocks: Any) -> Examples:
@@ -557,9 +556,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         return self._calls(self._adapter.weights.model(), blocks, self._scratch)
 
     def _make_room(self) -> None:
-        if self._memory.has_rest:
+        if self.memory.has_rest:
             raise RuntimeError("the gaps are not finite: scale the features, or choose a larger lam")
-        self._memory.make_rest()
+        self.memory.make_rest()
 
     def _options(self, by_gap: bool) -> Options:
         dual, cached = self.dual, isinstance(self.oracle, CacheOracle)

@@ -190,7 +190,7 @@ class SequenceAdapter(HeadAdapter):
 class ChainAdapter(SequenceAdapter):
     """:class:`LinearChain` with shared transitions, and :class:`SparseLinearChain`."""
 
-    emission, pairs, damped = "emission", "transition", True
+    emission, pairs = "emission", "transition"
 
     def __init__(self, head: Any) -> None:
         super().__init__(
