@@ -7,11 +7,29 @@ import itertools
 
 import pytest
 import torch
+from cases.compiled_kinds import KINDS
+from cases.optima import enclose
+from cases.problems import reference
 
-from torchssvm import BCFW, BlockGap, CacheOracle, CompiledBCFW, Corrective, DualState, Labelings, LinearChain, Relative
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    CacheOracle,
+    CompiledBCFW,
+    Corrective,
+    DualState,
+    Labelings,
+    LinearChain,
+    MeanParts,
+    Relative,
+    make_trainer,
+    solve,
+)
 from torchssvm.core.batch import in_order
 from torchssvm.datasets import OCR
+from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers import EveryPasses, TorchLoop, certify
+from torchssvm.steps import MaxOracle
 
 N = 60
 WORDS = OCR("train", "small")
@@ -28,14 +46,68 @@ def loop(lam: float = 1.0 / N, dtype: torch.dtype = torch.float64) -> CompiledBC
     return CompiledBCFW(head, dual, batches(), direction=Corrective(), oracle=CacheOracle())
 
 
-def test_they_begin_where_lam_is_small():
-    assert loop(1.0)._damping.factor == 1.0
+def test_they_begin_after_an_epoch_where_lam_is_small():
     stiff = loop()
-    assert stiff._damping.factor > 10.0
-    assert stiff._damping.factor == pytest.approx(2.0 * loop(2.0 / N)._damping.factor)
+    assert stiff._damping.factor == 1.0  # nothing is known yet
+    stiff.step(N)
+    assert not stiff.dual.damped
+    factor = stiff._damping.factor
+    assert factor > 5.0
+    stiff.step(10)
+    assert stiff.dual.damped
+    stiff.dual.rescale(0.5)
+    assert stiff._damping.factor == pytest.approx(2.0 * factor, rel=0.1)
     off = loop(1.0)
     off.solve(Relative(0.1), progress=False)
     assert not off.dual.damped
+
+
+def test_they_stay_away_where_copies_of_blocks_would_not_fit():
+    tight, usual = loop(), loop()
+    usual.step(N)
+    assert usual._damping.factor > 1.0
+    tight.dual.storage.memory_limit = usual.dual.storage.nbytes()
+    tight.solve(Relative(0.5), progress=False)
+    assert not tight.dual.damped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_reaches_the_optimum_and_its_dual_never_falls(kind):
+    problem = KINDS[kind]()
+    lam = 0.01 * problem.lam
+    whole = find_adapter(problem.head).whole() is not None
+    storage, oracle = (MeanParts(), MaxOracle()) if whole else (Labelings(3), CacheOracle())
+    dual = DualState.for_head(problem.head, problem.n, lam, storage=storage)
+    run = CompiledBCFW(problem.head, dual, problem.everything(3), direction=Corrective(), oracle=oracle)
+    run.step(problem.n)
+    damped, value = False, run.certify().dual
+    for _ in range(30):
+        run.step()
+        damped |= dual.damped
+        proof = run.certify()
+        assert proof.dual >= value - 1e-9
+        assert proof.gap == proof.primal - proof.dual >= -1e-12
+        assert proof.drift < 1e-9
+        value = proof.dual
+    assert damped or whole
+    outside = certify(problem.head, dual, problem.everything(3))
+    assert outside.primal == pytest.approx(proof.primal, rel=1e-9)
+    assert outside.dual == pytest.approx(proof.dual, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["chain", "multiclass"])
+def test_the_certificate_encloses_the_optimum_of_a_qp_solver(kind):
+    pytest.importorskip("clarabel")
+    problem = KINDS[kind]()
+    problem.lam *= 0.02
+    bounds = enclose(reference(problem))
+    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings(3))
+    run = CompiledBCFW(problem.head, dual, problem.everything(3), direction=Corrective(), oracle=CacheOracle())
+    proofs = []
+    last = run.solve(Relative(0.01), max_passes=500, on_check=proofs.append, progress=False)
+    assert dual.damped
+    assert last.relative_gap <= 0.01
+    assert all(proof.dual <= bounds.high + 1e-9 and proof.primal >= bounds.low - 1e-9 for proof in proofs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -69,7 +141,7 @@ def test_a_run_resumes_to_the_bit():
     assert all(map(torch.equal, first.head.parameters(), second.head.parameters()))
 
 
-@pytest.mark.parametrize("by", ["step", "torch", "lam"])
+@pytest.mark.parametrize("by", ["visit", "torch", "lam"])
 def test_others_go_on_from_the_dual(by):
     run = loop()
     proof = run.solve(Relative(0.05), progress=False)
@@ -79,8 +151,8 @@ def test_others_go_on_from_the_dual(by):
         assert not dual.damped
         assert run.certify().gap >= 0.0
         return
-    if by == "step":
-        run.step(5)
+    if by == "visit":
+        run.visit(torch.arange(5))
         after = run.certify()
     else:
         other = TorchLoop(
@@ -94,6 +166,17 @@ def test_others_go_on_from_the_dual(by):
     again = run.solve(Relative(0.05), progress=False)
     assert again.relative_gap <= 0.05
     assert again.dual >= after.dual - 1e-12
+
+
+def test_a_start_keeps_the_damped_weights():
+    first = make_trainer(LinearChain(128, 26), DATA_WITH_COLLATE, 1.0 / N, progress=False)
+    first.solve(Relative(0.02), progress=False)
+    assert first.dual.damped
+    same = solve(LinearChain(128, 26), DATA_WITH_COLLATE, 1.0 / N, start=first, max_passes=0.1, progress=False)
+    assert same.relative_gap <= 0.021
+    more = torch.utils.data.Subset(WORDS, range(N + 10))
+    again = solve(LinearChain(128, 26), _Part(WORDS, more.indices), 1.0 / N, start=first, progress=False)
+    assert again.relative_gap <= 0.01
 
 
 class _Part(torch.utils.data.Subset):

@@ -28,8 +28,11 @@ from torchssvm.steps.line_search import exact_step
 FOLLOWS = 0.25
 """Of the way ``(v - w)/r``, what w moves for each epoch of visits."""
 
-SHARE = 12.0
-"""How many times smaller r is than the stiffness; 3 is better for some problems, and worse for others."""
+SHARE, SHARE_OF_WHOLE = 12.0, 120.0
+"""How many times smaller r is than the stiffness, of labelings and of blocks that are solved whole.
+
+For labelings 3 is better for some problems, and worse for others; whole blocks undo each other less.
+"""
 
 LEAST = 1.5
 """A smaller r gains too little to begin."""
@@ -70,7 +73,8 @@ class Damping:
     def factor(self) -> float:
         """r, ``stiffness / (SHARE lam n)``; 1 where weights are not damped, as if copies of blocks would not fit."""
         dual, memory = self._loop.dual, self._loop.memory
-        factor = stiffness(self._loop.examples, memory) / (SHARE * dual.lam * dual.num_examples)
+        share = SHARE_OF_WHOLE if memory.labelings is None else SHARE
+        factor = stiffness(self._loop.examples, memory) / (share * dual.lam * dual.num_examples)
         if dual.damped:
             return max(factor, LEAST)
         return factor if LEAST <= factor < np.inf and memory.has_room_for_copies() else 1.0
