@@ -24,6 +24,10 @@ class Fields(types.NamedTuple):
     class names by ``with_hidden`` are behind a pointer, and an address for kernels that do not know their types.
     """
 
+    def __hash__(self) -> int:
+        """Numba hashes the types of arguments at every call; Python keeps the hash of a string."""
+        return hash(self.name)
+
 
 HIDDEN = types.intp
 """Type of an address of a value whose type a kernel does not know."""

@@ -20,6 +20,7 @@ from torchssvm.compiler.vector_panels import (
     FUSED,
     INT,
     LLVM,
+    SHORT,
     Array,
     by_length,
     by_turns,
@@ -90,6 +91,23 @@ def _max_rows(builder, sides, table, count, fresh, finish):
                     panel.store(sums, panel.fresh(after, before))
 
     by_length(builder, table.length, emit)
+
+
+@intrinsic
+def prefetch(typing, array):
+    def write(builder, array):
+        begin, end = (builder.ptrtoint(builder.gep(array.data, [at]), INT) for at in (INT(0), array.length))
+        most = builder.add(begin, INT(4096))
+        end = builder.select(builder.icmp_unsigned("<", end, most), end, most)
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, SHORT, SHORT, SHORT])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        first = builder.and_(begin, INT(-64))  # lines of the cache
+        with cgutils.for_range_slice(builder, first, end, INT(64)) as (place, _):
+            read, often, data = SHORT(0), SHORT(3), SHORT(1)
+            builder.call(ask, [builder.inttoptr(place, pointer), read, often, data])
+
+    return signed(types.void(array), "prefetch", write, flat=True)
 
 
 @intrinsic

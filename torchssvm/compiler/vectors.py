@@ -56,6 +56,11 @@ def max_rows_of_two(maxima, scores, sums, others, other_scores, other_sums, rows
 
 
 @vectorised
+def prefetch(array):
+    """Ask for the first 4096 bytes of a contiguous array, which will be read soon; changes nothing."""
+
+
+@vectorised
 def first_equal(scores, rows, column, count, value):
     """The smallest j below ``count`` with ``scores[j] + rows[j, column] == value``; 0 if there is none.
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, check_type, check_whole, describe, number_of
 from torchssvm.core.modules import largest_feature
+from torchssvm.core.operators import scalars
 from torchssvm.core.row_sparse import add_at, per_example_rows
 from torchssvm.core.threads import torch_threads
 
@@ -252,9 +253,11 @@ def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) 
         return
     if columns is not None:
         numbers = torch.where(columns >= 0, numbers, 0.0)
-    wrong = ~(numbers.detach().to(dtype).abs() <= largest_feature(dtype))  # true of NaN
-    if not bool(wrong.any()):
+    numbers = numbers.detach()
+    inside, limit = numbers.to(dtype), largest_feature(dtype)
+    if not inside.numel() or all(abs(end) <= limit for end in scalars(*inside.aminmax())):  # False of NaN
         return
+    wrong = ~(inside.abs() <= limit)
     place = wrong.nonzero()[0].tolist()
     column = place[-1] if columns is None else int(columns[tuple(place)])
     at = place[1:-1]  # of a token or a node, or of an edge or an arc
@@ -269,8 +272,10 @@ def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) 
 
 def lists_of(x: Tensor) -> Lists:
     """The lists of dense features ``[tokens, F]``."""
-    rows, columns = x.nonzero(as_tuple=True)
-    return Lists(torch.bincount(rows, minlength=len(x)), columns.to(torch.int32), x[rows, columns])
+    present = (x != 0).numpy()
+    place = np.flatnonzero(present)  # twice as fast as torch's nonzero
+    columns = torch.from_numpy((place % x.shape[1]).astype(np.int32))
+    return Lists(torch.from_numpy(present.sum(1)), columns, x.flatten()[torch.from_numpy(place)])
 
 
 @torch.no_grad()

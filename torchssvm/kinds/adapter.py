@@ -104,7 +104,8 @@ class HeadAdapter:
     def complete(self, examples: Examples, extra: Extra) -> Examples:
         """Add inner products of the features of all examples, and the kind; ``extra`` has all entries of readings."""
         if self.products:
-            fill_inner(Hidden(examples).arguments, self.weights.has_bias)
+            room = np.zeros(int(examples.column.max(initial=-1)) + 1)
+            fill_inner(Hidden(examples).arguments, self.weights.has_bias, room)
         return examples._replace(kind=self.kind(examples, extra))
 
     def kind(self, examples: Examples, extra: Extra) -> Any:

@@ -175,10 +175,11 @@ def make_scratch(
 
 
 @njit
-def fill_inner(examples, has_bias):
+def fill_inner(examples, has_bias, room):
     """``x_t . x_u`` for u <= t, plus 1 where there is a bias; summed in float64. Long examples have none.
 
-    Examples whose first product is not -1 have theirs, as ``|x_0|^2`` is not negative.
+    Examples whose first product is not -1 have theirs, as ``|x_0|^2`` is not negative. ``room`` is float64 for every
+    column of lists, zero before and after.
     """
     extra = 1.0 if has_bias else 0.0
     for i in range(len(examples.start) - 1):
@@ -187,25 +188,26 @@ def fill_inner(examples, has_bias):
         if count == 0 or count > examples.stored or examples.inner[place] != -1.0:
             continue
         for t in range(examples.line[i], examples.line[i + 1]):
+            begin, end = (0, 0) if examples.dense else (examples.row[t], examples.row[t + 1])
+            for p in range(begin, end):
+                room[examples.column[p]] = examples.value[p] if len(examples.value) else 1.0
             for u in range(examples.line[i], t + 1):
                 if examples.dense:
                     examples.inner[place] = exact_dot(examples.x[t], examples.x[u]) + extra
                 else:
-                    examples.inner[place] = _sparse_product(examples, t, u) + extra
+                    examples.inner[place] = _product(examples, u, room) + extra
                 place += 1
+            for p in range(begin, end):
+                room[examples.column[p]] = 0.0
 
 
 @njit
-def _sparse_product(examples, t, u):
-    """Both lists are in the order of their columns."""
-    p, q = examples.row[t], examples.row[u]
+def _product(examples, t, row):
+    """The product of the list of row t with a dense row."""
     total = 0.0
-    while p < examples.row[t + 1] and q < examples.row[u + 1]:
-        a, b = examples.column[p], examples.column[q]
-        if a == b:
-            total += np.float64(examples.value[p]) * np.float64(examples.value[q]) if len(examples.value) else 1.0
-        p += a <= b
-        q += b <= a
+    for p in range(examples.row[t], examples.row[t + 1]):
+        number = row[examples.column[p]]
+        total += number * np.float64(examples.value[p]) if len(examples.value) else number
     return total
 
 

@@ -103,7 +103,7 @@ class HeadWeights:
         emission, _, *biases = self.tensors()
         for weights, array in ((emission, model.emission), *zip(biases, model[2:5], strict=True)):
             if weights is not None and not np.may_share_memory(target := weights.detach().numpy(), array):
-                target[...] = array[..., : self.num_states]
+                target[...] = array[..., : target.shape[-1]]
 
     def trained(self, model: Model) -> list[Any]:
         """The arrays of ``model`` for the head's parameters, in their order, without the padding of rows."""

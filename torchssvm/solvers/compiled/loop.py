@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import prefetch
 from torchssvm.kinds.block import add_to_weights, size_of, squared_length
 from torchssvm.kinds.calls import decode_with_score, evaluate
 from torchssvm.solvers.compiled.atoms import (
@@ -15,6 +16,7 @@ from torchssvm.solvers.compiled.atoms import (
     has_room,
     insert,
     move_masses,
+    rest_views,
 )
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, cache_serves, choose, exact_step, relaxed_step
 
@@ -37,24 +39,57 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
     visits = len(points) if options.by_gap else len(order)
     if options.by_gap:
         fill_sums(tree, scalars.gaps, options.power)
-    leaves = len(tree) // 2
+    i = next_block(0, visits, order, points, tree, options)
     for v in range(visits):
-        if options.by_gap:
-            if not tree[1] > 0.0:
-                return v
-            i = draw(tree, points[v])
-        else:
-            i = order[v]
-        if not visit(i, examples, model, blocks, scalars, options, scratch, counters):
+        if i < 0 or not has_room(i, blocks.count[i], blocks, options):
             return v
-        counters[3] += 1
+        atoms, corner = find_corner(i, examples, model, blocks, scalars, options, scratch, counters)
         if options.by_gap:
-            place = leaves + i
-            tree[place] = to_power(scalars.gaps[i], options.power)
-            while place > 1:
-                place //= 2
-                tree[place] = tree[2 * place] + tree[2 * place + 1]
+            put_gap(tree, i, to_power(scalars.gaps[i], options.power))
+        following = next_block(v + 1, visits, order, points, tree, options)
+        if following >= 0:
+            prefetch_block(following, examples, blocks)  # it arrives while this block moves
+        move(i, atoms, corner, examples, model, blocks, scalars, options, scratch, counters)
+        counters[3] += 1
+        i = following
     return visits
+
+
+@njit
+def next_block(v, visits, order, points, tree, options):
+    """The block of visit v; -1 if there is none, or if all gaps are zero."""
+    if v == visits or (options.by_gap and not tree[1] > 0.0):
+        return -1
+    return draw(tree, points[v]) if options.by_gap else order[v]
+
+
+@njit
+def prefetch_block(i, examples, blocks):
+    """Ask for the memory of example i and of its block: a visit waits for some thirty places otherwise."""
+    start, end, line = examples.start[i], examples.start[i + 1], examples.line[i]
+    count, inner = examples.line[i + 1] - line, examples.inner_start[i]
+    prefetch(examples.y[start:end])
+    prefetch(examples.cost[start:end])
+    prefetch(examples.added[start:end])
+    if count <= examples.stored:
+        prefetch(examples.inner[inner : inner + count * (count + 1) // 2])
+    if examples.dense:
+        prefetch(examples.x[line : line + count])
+    else:
+        begin, last = examples.row[line], examples.row[line + count]
+        prefetch(examples.column[begin:last])
+        prefetch(examples.value[begin:last])
+    if blocks.count[i]:
+        prefetch(blocks.mass[i])
+        prefetch(blocks.loss[i])
+        prefetch(blocks.used[i])
+        prefetch(blocks.labelings[i])
+        prefetch(blocks.gram[min(i, len(blocks.gram) - 1)])
+    if blocks.mixed[i]:
+        psi, pairs, used = rest_views(examples, blocks, i, examples.length[i])
+        prefetch(psi)
+        prefetch(pairs)
+        prefetch(used)
 
 
 @njit
@@ -64,6 +99,16 @@ def fill_sums(tree, gaps, power):
     for i in range(leaves):
         tree[leaves + i] = to_power(gaps[i], power) if i < len(gaps) else 0.0
     for place in range(leaves - 1, 0, -1):
+        tree[place] = tree[2 * place] + tree[2 * place + 1]
+
+
+@njit
+def put_gap(tree, i, gap):
+    """Set the leaf of block i."""
+    place = len(tree) // 2 + i
+    tree[place] = gap
+    while place > 1:
+        place //= 2
         tree[place] = tree[2 * place] + tree[2 * place + 1]
 
 
@@ -88,15 +133,13 @@ def draw(tree, point):
 
 
 @njit
-def visit(i, examples, model, blocks, scalars, options, scratch, counters):
-    """One step on block i; returns False, and changes nothing, if the rest must be allocated first.
+def find_corner(i, examples, model, blocks, scalars, options, scratch, counters):
+    """Score the atoms of block i, take the corner from the cache or from the oracle, and set the block's gap.
 
     Atoms: 0 the rest, c + 1 slot c, count + 1 the corner. Mean parts are a rest with all the mass, and no slots.
+    Returns the number of atoms and the corner's.
     """
-    n, count = options.num_examples, blocks.count[i]
-    if not has_room(i, count, blocks, options):
-        return False
-    kind, size, weight = examples.kind, size_of(examples, i), examples.weight[i]
+    n, count, kind, weight = options.num_examples, blocks.count[i], examples.kind, examples.weight[i]
     length = examples.length[i]
     in_scratch = evaluate(kind, examples, model, i, length, blocks, count, scratch)
     emission, transition = scratch.emission, scratch.transition if in_scratch else model.transition
@@ -114,7 +157,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         counters[0] += 1
         loss, best_score = decode_with_score(kind, examples, i, length, scratch, transition, output)
         loss *= weight
-        corner = find_slot(i, count, size, blocks.labelings, output) + 1
+        corner = find_slot(i, count, size_of(examples, i), blocks.labelings, output) + 1
         if corner == 0:
             corner = atoms
             mass[corner], parts[corner] = 0.0, loss
@@ -123,8 +166,15 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         gap = max((hinge[corner] - mean) / n, 0.0)
         scalars.oracle_gaps[i] = gap
     scalars.gaps[i] = max(gap, 0.0)
-    is_new = corner > count
+    return atoms, corner
 
+
+@njit
+def move(i, atoms, corner, examples, model, blocks, scalars, options, scratch, counters):
+    """The step of block i, whose atoms and corner are known."""
+    n, count, kind, weight = options.num_examples, blocks.count[i], examples.kind, examples.weight[i]
+    length, is_new = examples.length[i], corner > count
+    mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
     curved = options.direction == HYBRID or options.direction == CORRECTIVE
     if curved:
         fill_gram(i, count, atoms, length, examples, model, blocks, is_new, scratch)
@@ -157,4 +207,3 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         blocks.used[i, corner - 1] = counters[2]
     if is_new:
         insert(i, step * change[corner], parts[corner], corner, length, examples, blocks, options, scratch, counters)
-    return True

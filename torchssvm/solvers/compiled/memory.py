@@ -106,7 +106,7 @@ class BlockMemory:
         self.curvature = curvature
         self._used: Tensor | None = None  # of ``BlockArrays.rest_used``, while only compiled loops change blocks
         self._finished = 0  # labelings that were used later lack all but their labels
-        self._views: tuple[list[Tensor], BlockArrays] | None = None  # of a rest alone, and the tensors that they show
+        self._views: tuple[list[Any], BlockArrays] | None = None  # the tensors that ``blocks`` shows, and how
         if self.labelings is not None:
             if curvature:
                 self.labelings.keep_curvature()
@@ -140,7 +140,7 @@ class BlockMemory:
 
     def blocks(self) -> BlockArrays:
         """The arrays, sharing their memory with the storage."""
-        if self._views is not None and [*map(id, self._views[0])] == [*map(id, self._rows())]:
+        if self._views is not None and [*map(id, self._views[0])] == [*map(id, self._tensors())]:
             return self._views[1]
         blocks = self._nothing
         if self.labelings is not None:
@@ -179,12 +179,17 @@ class BlockMemory:
                 blocks = blocks._replace(
                     rest_transition=rows.numpy(), rest_transition_start=start.numpy(), rest_used=self._used.numpy()
                 )
-        if self.labelings is None:
-            self._views = self._rows(), blocks
+        self._views = self._tensors(), blocks
         return blocks
 
-    def _rows(self) -> list[Tensor]:
-        return [tensor for buffer in self.rest.buffers.values() for tensor in (buffer.values, buffer.start)]
+    def _tensors(self) -> list[Any]:
+        """What :meth:`blocks` shows."""
+        shown = [tensor for buffer in self.rest.buffers.values() for tensor in (buffer.values, buffer.start)]
+        if self.labelings is None:
+            return shown
+        sets, storage = self.labelings.sets, self.labelings
+        slots = sets.count, sets.mass, sets.loss, sets.used, sets.known, sets.gram, *sets.labelings
+        return [*shown, *slots, storage.rest_mass, storage.rest_loss, storage.mixed]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_views": None}  # a copy makes views of the copied storage
