@@ -69,7 +69,7 @@ def pack(
         lines[piece.index], weight[piece.index] = piece.rows, piece.weight
         if isinstance(piece.x, Tensor):
             kept = piece is earlier  # what was dense stays so
-            nonzeros += piece.x.numel() if kept else np.count_nonzero((piece.x != 0).numpy())
+            nonzeros += piece.x.numel() if kept else int(np.count_nonzero((piece.x != 0).numpy()))
         else:
             nonzeros += len(piece.x.columns)
         pieces.append(piece)
