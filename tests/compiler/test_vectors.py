@@ -49,6 +49,7 @@ run_set_rows = njit(lambda *arrays: vectors.set_rows(*arrays))
 run_exact_sums = njit(lambda *arrays: vectors.exact_sums(*arrays))
 run_exact_dots = njit(lambda *arrays: vectors.exact_dots(*arrays))
 run_quadratic = njit(lambda *arrays: vectors.quadratic(*arrays))
+run_prefetch = njit(lambda array: vectors.prefetch(array))
 
 
 @pytest.fixture(params=[np.float32, np.float64])
@@ -251,3 +252,11 @@ def test_in_stock_numba():
     environment = {**os.environ, "TORCHSSVM_STOCK_NUMBA": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
+@pytest.mark.parametrize("shape", [(0,), (1,), (7, 5), (2000,)])
+def test_prefetch_reads_any_array_and_changes_nothing(dtype, shape):
+    array = np.ones(shape, dtype)
+    run_prefetch(array)
+    assert (array == 1).all()

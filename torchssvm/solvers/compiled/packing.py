@@ -68,8 +68,8 @@ def pack(
         sizes[piece.index], lengths[piece.index], targets[piece.index] = piece.sizes, piece.lengths, piece.targets
         lines[piece.index], weight[piece.index] = piece.rows, piece.weight
         if isinstance(piece.x, Tensor):
-            stays = piece is earlier  # what was dense stays so
-            nonzeros += piece.x.numel() if stays else int(np.count_nonzero((piece.x != 0).numpy()))
+            kept = piece is earlier  # what was dense stays so
+            nonzeros += piece.x.numel() if kept else int(np.count_nonzero((piece.x != 0).numpy()))
         else:
             nonzeros += len(piece.x.columns)
         pieces.append(piece)
