@@ -37,6 +37,7 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
 from torchssvm.solvers.training import move
+from torchssvm.steps.directions import Corrective
 
 _BAR_EVERY = 10
 _OF_THE_TRAINER = {
@@ -262,7 +263,9 @@ class StructuredSVM(Predicting):
             and (most := self.trainer.max_epochs or 0) > 0
         ):
             loader = self.training_loader
-            warn_if_stiff(self.head, dual, fetcher(loader.dataset, loader.collate_fn), most)
+            damps = run.compiled and self.rules.storage.keeps_labelings and self.draws_in_loop(loader)
+            if not (damps and isinstance(self.rules.direction, Corrective)):
+                warn_if_stiff(self.head, dual, fetcher(loader.dataset, loader.collate_fn), most)
         batches = run.batches
         assert batches is not None
         if (sampler := batches.gap_sampler) is not None:

@@ -38,11 +38,15 @@ def relaxed_step(step, relaxation, atoms, mass, change):
     return max(step, longest)
 
 
+LEAST_MASS = 1e-20
+"""Less is below rounding, as masses sum to 1; and mean parts of it would not shrink below the smallest float32."""
+
+
 @njit
 def left_of(mass, change):
     """The mass after a change; exactly 0 where only rounding is left."""
     left = mass + change
-    return left if left > 1e-14 * mass else 0.0
+    return left if left > max(1e-14 * mass, LEAST_MASS) else 0.0
 
 
 @njit

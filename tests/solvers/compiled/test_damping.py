@@ -168,6 +168,29 @@ def test_others_go_on_from_the_dual(by):
     assert again.dual >= after.dual - 1e-12
 
 
+def test_masses_below_rounding_are_dropped():
+    """Psi of such a mass would stay at the smallest float32 while the mass shrinks, and their ratio would explode."""
+    run = loop(dtype=torch.float32)
+    run.step(3 * N)
+    storage = run.dual.storage
+    run.memory.make_rest()
+    storage.mixed[:], storage.rest_mass[:] = True, 1e-19
+    for buffer in storage.rest.buffers.values():
+        buffer.values.fill_(1e-19)
+    run.memory.changed()
+    for _ in range(3):
+        run.blend(run.copy_blocks(torch.arange(N).numpy()), 0.5)
+    assert bool((storage.rest_mass == 1e-19).all())
+    kept = run.copy_blocks(torch.arange(N).numpy())
+    storage.rest_mass[:] = 0.0
+    run.blend(kept, 0.99)
+    assert not bool(storage.rest_mass.any())
+    last = run.copy_blocks(torch.arange(N).numpy())
+    assert not last.emission.any()
+    assert not last.pairs.any()
+    assert torch.allclose(storage.sets.mass.sum(1), torch.ones(N, dtype=torch.float64))
+
+
 def test_a_start_keeps_the_damped_weights():
     first = make_trainer(LinearChain(128, 26), DATA_WITH_COLLATE, 1.0 / N, progress=False)
     first.solve(Relative(0.02), progress=False)

@@ -24,6 +24,7 @@ from torchssvm.solvers.bcfw import record
 from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
 from torchssvm.solvers.compiled.memory import BlockArrays
 from torchssvm.steps.line_search import exact_step
+from torchssvm.steps.numba import LEAST_MASS, left_of
 
 
 class Kept(NamedTuple):
@@ -72,25 +73,28 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
     A labeling that has lost its slot since then goes into the rest, which the block must have. ``n`` counts the
     examples of all processes.
     """
-    before, row, pair, labels = 1.0 - share, 0, 0, scratch.labels
+    row, pair, labels = 0, 0, scratch.labels
     for u in range(len(kept.index)):
         i = kept.index[u]
-        length = examples.length[i]
-        losses[i] = before * kept.losses[u] + share * losses[i]
+        length, before, now = examples.length[i], 1.0 - share, share
+        losses[i] = before * kept.losses[u] + now * losses[i]
+        mass = before * kept.rest_mass[u] + now * blocks.rest_mass[i]
+        if mass < LEAST_MASS:
+            mass, before, now = 0.0, 0.0, 0.0
+        blocks.rest_mass[i] = mass
+        blocks.rest_loss[i] = before * kept.rest_loss[u] + now * blocks.rest_loss[i]
         psi, pairs, _ = rest_views(examples, blocks, i, length)  # not read without a rest
         if blocks.rest_emission_start[i] > 0:
             for t in range(length):
                 for k in range(psi.shape[1]):
-                    psi[t, k] = before * kept.emission[row + t, k] + share * psi[t, k]
+                    psi[t, k] = before * kept.emission[row + t, k] + now * psi[t, k]
             for k in range(len(pairs)):
                 for m in range(pairs.shape[1]):
-                    pairs[k, m] = before * kept.pairs[pair + k, m] + share * pairs[k, m]
-        blocks.rest_mass[i] = before * kept.rest_mass[u] + share * blocks.rest_mass[i]
-        blocks.rest_loss[i] = before * kept.rest_loss[u] + share * blocks.rest_loss[i]
+                    pairs[k, m] = before * kept.pairs[pair + k, m] + now * pairs[k, m]
         for c in range(blocks.mass.shape[1]):
-            blocks.mass[i, c] *= share
-            old = before * kept.mass[u, c]
-            if old > 0.0:
+            blocks.mass[i, c] = left_of(share * blocks.mass[i, c], 0.0)
+            old = (1.0 - share) * kept.mass[u, c]
+            if old > LEAST_MASS:
                 stays = True
                 for t in range(size_of(examples, i)):
                     stays &= blocks.labelings[i, c, t] == kept.labelings[u, c, t]

@@ -239,6 +239,11 @@ class CompiledBCFW(DualTrainer, Stateful):
             return self._rounds.step(visits)
         return self._step(visits, passes * self.dual.num_examples if self.draws.sweeps else None)
 
+    @property
+    def damps(self) -> bool:
+        """Whether steps of labelings damp the weights where lambda is small."""
+        return self._damping is not None and self.memory.labelings is not None
+
     def next_visits(self) -> int:
         """Visits of a step by default."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
