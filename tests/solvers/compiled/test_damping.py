@@ -188,7 +188,6 @@ def test_masses_below_rounding_are_dropped():
     last = run.copy_blocks(torch.arange(N).numpy())
     assert not last.emission.any()
     assert not last.pairs.any()
-    assert torch.allclose(storage.sets.mass.sum(1), torch.ones(N, dtype=torch.float64))
 
 
 def test_a_start_keeps_the_damped_weights():
