@@ -29,6 +29,7 @@ from torchssvm.core.batch import in_order
 from torchssvm.datasets import OCR
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers import EveryPasses, TorchLoop, certify
+from torchssvm.solvers.compiled import damping
 from torchssvm.steps import MaxOracle
 
 N = 60
@@ -38,6 +39,19 @@ DATA = torch.utils.data.Subset(WORDS, range(N))
 
 def batches():
     return in_order(DATA, collate_fn=WORDS.collate)
+
+
+@pytest.fixture(autouse=True)
+def few_examples(monkeypatch):
+    """Weights are damped though examples are few."""
+    monkeypatch.setattr(damping, "OF_N", 1e9)
+
+
+def test_few_examples_are_not_damped(monkeypatch):
+    monkeypatch.setattr(damping, "OF_N", 0.01)
+    run = loop()
+    run.solve(Relative(0.5), progress=False)
+    assert not run.dual.damped
 
 
 def loop(lam: float = 1.0 / N, dtype: torch.dtype = torch.float64) -> CompiledBCFW:

@@ -34,6 +34,9 @@ SHARE, SHARE_OF_WHOLE = 12.0, 120.0
 For labelings 3 is better for some problems, and worse for others; whole blocks undo each other less.
 """
 
+OF_N = 0.05
+"""r is at most this share of n: few blocks cannot undo each other much, as each has weights that others hardly use."""
+
 LEAST = 1.5
 """A smaller r gains too little to begin."""
 
@@ -71,13 +74,14 @@ class Damping:
 
     @property
     def factor(self) -> float:
-        """r, ``stiffness / (SHARE lam n)``; 1 where weights are not damped, as if copies of blocks would not fit."""
+        """r, ``stiffness / (SHARE lam n)``, at most ``OF_N n``; 1 without damping, as where copies would not fit."""
         dual, memory = self._loop.dual, self._loop.memory
         share = SHARE_OF_WHOLE if memory.labelings is None else SHARE
-        factor = stiffness(self._loop.examples, memory) / (share * dual.lam * dual.num_examples)
+        n = dual.num_examples
+        factor = min(stiffness(self._loop.examples, memory) / (share * dual.lam * n), OF_N * n)
         if dual.damped:
             return max(factor, LEAST)
-        return factor if LEAST <= factor < np.inf and memory.has_room_for_copies() else 1.0
+        return factor if factor >= LEAST and memory.has_room_for_copies() else 1.0
 
     @contextmanager
     def step(self, factor: float, epochs: float) -> Iterator[None]:

@@ -254,11 +254,15 @@ class CompiledBCFW(DualTrainer, Stateful):
     def _step(self, visits: int, calls: float | None = None) -> int:
         """See :meth:`step`; with ``calls``, a sweep goes on until it has made as many oracle calls."""
         factor = 1.0 if self._damping is None else self._damping.factor
-        with self._visiting(factor):
-            if self._damping is None or factor == 1.0:
+        if self._damping is None or factor == 1.0:
+            with self._visiting():
                 return self._draw_and_visit(visits, calls)
-            with self._damping.step(factor, visits / self.dual.num_examples):
-                return self._draw_and_visit(visits, calls)
+        n, made = self.dual.num_examples, 0
+        for first in range(0, visits, n):  # weights are damped after each epoch
+            part = min(visits - first, n)
+            with self._visiting(factor), self._damping.step(factor, part / n):
+                made += self._draw_and_visit(part, calls)
+        return made
 
     def _draw_and_visit(self, visits: int, calls: float | None) -> int:
         dual, n, done = self.dual, self.dual.num_examples, 0
