@@ -260,14 +260,14 @@ class DualState(ByRank):
         return self._sums[1] if self.ranks else float(self.gap_estimates.sum())
 
     @property
-    def start(self) -> list[Tensor]:
+    def origin(self) -> list[Tensor]:
         """v, from which the next step starts."""
         return self.unclipped if self.recomputed is None else self.recomputed
 
     @property
     def distance(self) -> float:
         """``|w - v|^2``, without bounds: zero, or rounding, unless weights are damped."""
-        return squared_norm(p.detach().double() - v for p, v in zip(self.parameters, self.start, strict=True))
+        return squared_norm(p.detach().double() - v for p, v in zip(self.parameters, self.origin, strict=True))
 
     @property
     def total_loss(self) -> float:
@@ -297,7 +297,7 @@ class DualState(ByRank):
         """The dual objective at the current weights, ``sum_i l_i - lam <v, w> + lam/2 |w|^2``."""
         self.to(self.parameters[0].device)
         if self.damped:
-            return self.objective(self.total_loss, self.start)
+            return self.objective(self.total_loss, self.origin)
         if not self.box.has_bounds and not self.written_to():
             return self.total_loss - self.lam / 2 * self._held_square
         return self.objective(self.total_loss, self.unclipped)
@@ -332,7 +332,7 @@ class DualState(ByRank):
         check_range(self.lam * factor, self.num_examples, self.parameters[0].dtype)
         products = self.storage.products()
         if products is None:
-            inner = float(flat(self.parameters) @ flat(self.start if self.damped else self.unclipped))
+            inner = float(flat(self.parameters) @ flat(self.origin if self.damped else self.unclipped))
             slopes = torch.full_like(self.loss, (self.total_loss - self.lam * inner) / self.num_examples)
         else:
             slopes = self.loss - products
@@ -356,7 +356,7 @@ class DualState(ByRank):
         """
         lam = check_lam(lam)
         check_range(lam, self.num_examples, self.parameters[0].dtype)
-        self.set_weights([tensor * (self.lam / lam) for tensor in self.start])
+        self.set_weights([tensor * (self.lam / lam) for tensor in self.origin])
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
         self.oracle_gaps = self.gap_estimates.clone()
         self.certified_gap = math.inf
@@ -441,7 +441,7 @@ class DualState(ByRank):
     def damp(self) -> None:
         """Begin to keep v in ``recomputed``, apart from the head's weights, which start there; no bounds, one rank."""
         if not self.damped:
-            self.set_weights(self.start)
+            self.set_weights(self.origin)
             self.recomputed, self.damped = copied(self.parameters), True
 
     def _clip(self) -> None:

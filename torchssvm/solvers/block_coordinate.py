@@ -196,7 +196,7 @@ def find_gamma(
     squared_norm: float | None,
 ) -> float:
     """The gamma of the line search; ``squared_norm`` is ``|d|^2``, if known."""
-    line = Line(value, gradients, dual.lam, largest, dual.start, dual.box, dual.moved, dual.num_examples, squared_norm)
+    line = Line(value, gradients, dual.lam, largest, dual.origin, dual.box, dual.moved, dual.num_examples, squared_norm)
     gamma = float(line_search(line))
     if not 0.0 <= gamma <= largest:
         raise ValueError(f"line_search={line_search} gave the step {gamma}, which must be in [0, {largest}]")

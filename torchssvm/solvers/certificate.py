@@ -311,7 +311,7 @@ class _Sizes(NamedTuple):
     def of(cls, dual: DualState, weights: list[Tensor]) -> _Sizes:
         w, v, loss = flat(dual.parameters), flat(weights), float(on_host(dual.loss).sum())
         if not dual.box.has_bounds:
-            moved = (flat(dual.start) if dual.damped else w) - v  # damped weights are others on purpose
+            moved = (flat(dual.origin) if dual.damped else w) - v  # damped weights are others on purpose
             length, square, distance = scalars(w @ w, v @ v, moved @ moved)
             return cls(length, square, square, square / 2, distance, distance, loss, v)
         clipped = flat(dual.box.clip(weights))

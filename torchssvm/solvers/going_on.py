@@ -65,7 +65,7 @@ def check_start(
     elif type(storage) is not type(solver.storage) or vars(storage) != vars(solver.storage):
         raise ValueError(f"storage={type(solver.storage).__name__}(...) is not the storage of start: leave it out")
     changed = dual.norm_changed(squared_norm(dual.parameters) ** 0.5)
-    weights = None if changed else copied(dual.start)
+    weights = None if changed else copied(dual.origin)
     return Start(dual, places, weights, copied(dual.parameters) if dual.damped and not changed else None), solver
 
 

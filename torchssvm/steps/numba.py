@@ -38,8 +38,8 @@ def relaxed_step(step, relaxation, atoms, mass, change):
     return max(step, longest)
 
 
-LEAST_MASS = 1e-20
-"""Less is below rounding, as masses sum to 1; and mean parts of it would not shrink below the smallest float32."""
+LEAST_MASS = 1e-36
+"""Mean parts of less mass would stay at the smallest float32 while the mass shrinks, and their ratio would explode."""
 
 
 @njit

@@ -188,13 +188,13 @@ def test_masses_below_rounding_are_dropped():
     run.step(3 * N)
     storage = run.dual.storage
     run.memory.make_rest()
-    storage.mixed[:], storage.rest_mass[:] = True, 1e-19
+    storage.mixed[:], storage.rest_mass[:] = True, 1e-35
     for buffer in storage.rest.buffers.values():
-        buffer.values.fill_(1e-19)
+        buffer.values.fill_(1e-35)
     run.memory.changed()
     for _ in range(3):
         run.blend(run.copy_blocks(torch.arange(N).numpy()), 0.5)
-    assert bool((storage.rest_mass == 1e-19).all())
+    assert bool((storage.rest_mass == 1e-35).all())
     kept = run.copy_blocks(torch.arange(N).numpy())
     storage.rest_mass[:] = 0.0
     run.blend(kept, 0.99)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from torchssvm.core.row_sparse import inner_product, squared_norm
+from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.kinds.examples import Examples, squares_of_rows
 from torchssvm.solvers.compiled.draws import RELAXATION
-from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.rounds import Kept
 from torchssvm.steps.line_search import exact_step
 
@@ -41,24 +41,27 @@ LEAST = 1.5
 """A smaller r gains too little to begin."""
 
 
-def stiffness(examples: Examples, memory: BlockMemory) -> float:
+def stiffness_of_labels(examples: Examples) -> float:
+    """``sum_i |psi_i|^2 / sum_i L_i`` where all labels are wrong: ``2 sum_t |x_t|^2 / sum_t cost_t``, with weights."""
+    weight, rows = examples.weight, np.diff(examples.line)
+    squares = squares_of_rows(examples, np.float64) * np.repeat(np.square(weight), rows)
+    costs = examples.cost * np.repeat(weight, np.diff(examples.start))
+    return ratio(2.0 * float(squares.sum()), float(costs.sum()))
+
+
+def stiffness_of_labelings(sets: ActiveSets) -> float:
     """``sum_i |psi_i|^2 / sum_i L_i`` over the labelings that blocks keep; 0 until each block has one.
 
-    Over ``lam n``, it is how many times too far the blocks move together where each takes a full step from zero. Blocks
-    that keep none are of labels that are all wrong: ``2 sum_t |x_t|^2 / sum_t cost_t``, with the weights of examples.
+    Over ``lam n``, it is how many times too far the blocks move together where each takes a full step from zero.
     """
-    if memory.labelings is None:
-        weight, rows = examples.weight, np.diff(examples.line)
-        squares = squares_of_rows(examples, np.float64) * np.repeat(np.square(weight), rows)
-        costs = examples.cost * np.repeat(weight, np.diff(examples.start))
-        square, loss = 2.0 * float(squares.sum()), float(costs.sum())
-    else:
-        sets = memory.labelings.sets
-        if sets.gram is None or not bool((sets.count > 0).all()):
-            return 0.0
-        known = sets.known & (torch.arange(sets.capacity) < sets.count[:, None])
-        square = float(sets.gram.diagonal(dim1=1, dim2=2)[known].double().sum())
-        loss = float(sets.loss[known].sum())
+    if sets.gram is None or not bool((sets.count > 0).all()):
+        return 0.0
+    known = sets.known & (torch.arange(sets.capacity) < sets.count[:, None])
+    return ratio(float(sets.gram.diagonal(dim1=1, dim2=2)[known].double().sum()), float(sets.loss[known].sum()))
+
+
+def ratio(square: float, loss: float) -> float:
+    """Their ratio, 0 without a loss."""
     return square / loss if loss > 0.0 else 0.0
 
 
@@ -71,14 +74,18 @@ class Damping:
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
+        self._labels = stiffness_of_labels(loop.examples) if loop.memory.labelings is None else 0.0
 
     @property
     def factor(self) -> float:
         """r, ``stiffness / (SHARE lam n)``, at most ``OF_N n``; 1 without damping, as where copies would not fit."""
         dual, memory = self._loop.dual, self._loop.memory
-        share = SHARE_OF_WHOLE if memory.labelings is None else SHARE
+        if memory.labelings is None:
+            stiffness = self._labels / SHARE_OF_WHOLE
+        else:
+            stiffness = stiffness_of_labelings(memory.labelings.sets) / SHARE
         n = dual.num_examples
-        factor = min(stiffness(self._loop.examples, memory) / (share * dual.lam * n), OF_N * n)
+        factor = min(stiffness / (dual.lam * n), OF_N * n)
         if dual.damped:
             return max(factor, LEAST)
         return factor if factor >= LEAST and memory.has_room_for_copies() else 1.0
