@@ -148,7 +148,7 @@ def test_ocr_small_certificates_enclose_the_known_optimum():
 
 
 def test_ocr_small_to_a_gap_of_a_hundredth():
-    """The compiled loop takes the dual there in seconds; the torch loop goes on from w(alpha), whose primal is larger."""
+    """The compiled loop takes the dual there; the torch loop goes on from w(alpha), whose primal is larger."""
     from torchssvm import CompiledBCFW
 
     problem, training = words_and_head(Labelings())
@@ -162,8 +162,7 @@ def test_ocr_small_to_a_gap_of_a_hundredth():
     for certificate, gap in ((proof, 0.01), (again, 0.05)):
         assert certificate.gap <= gap
         assert OCR_SMALL[0] - 0.01 <= certificate.dual <= OCR_SMALL[1]
-        assert OCR_SMALL[0] <= certificate.primal <= OCR_SMALL[1] + 0.012
-    assert proof.gap <= 0.01
+        assert OCR_SMALL[0] <= certificate.primal <= OCR_SMALL[1] + gap
 
 
 def test_the_box_qp_is_solved():
