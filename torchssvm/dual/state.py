@@ -253,21 +253,17 @@ class DualState(ByRank):
     def gap_estimate(self) -> float:
         """Sum of ``gap_estimates``, over all ranks: for progress bars; not a certificate.
 
-        Of damped weights w, ``lam/2 |w - v|^2`` more.
+        Damped weights w add ``lam/2 |w - v|^2``.
         """
         if self.damped:
-            return float(self.gap_estimates.sum()) + self.lam / 2 * self.distance
+            apart = squared_norm(p.detach().double() - v for p, v in zip(self.parameters, self.origin, strict=True))
+            return float(self.gap_estimates.sum()) + self.lam / 2 * apart
         return self._sums[1] if self.ranks else float(self.gap_estimates.sum())
 
     @property
     def origin(self) -> list[Tensor]:
         """v, from which the next step starts."""
         return self.unclipped if self.recomputed is None else self.recomputed
-
-    @property
-    def distance(self) -> float:
-        """``|w - v|^2``, without bounds: zero, or rounding, unless weights are damped."""
-        return squared_norm(p.detach().double() - v for p, v in zip(self.parameters, self.origin, strict=True))
 
     @property
     def total_loss(self) -> float:

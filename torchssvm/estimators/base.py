@@ -184,7 +184,7 @@ class CertifiedEstimator(BaseEstimator):
         C = getattr(self, "_own_C", None)
         C = None if isinstance(C, str) else C  # "guess" and "choose"
         before = trainer.dual.passes
-        if not before and not getattr(trainer, "damps", False):
+        if not before and not trainer.damps:
             warn_if_stiff(head, trainer.dual, fetcher(examples), self.max_passes, ConvergenceWarning)
         certificate = trainer.solve(
             tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)

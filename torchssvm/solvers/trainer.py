@@ -278,6 +278,11 @@ class DualTrainer:
     step: Callable[..., Any]
     certify: Callable[..., Certificate]
 
+    @property
+    def damps(self) -> bool:
+        """Whether steps of labelings damp the weights where lambda is small."""
+        return False
+
     def solve(
         self,
         tolerance: Tolerance,

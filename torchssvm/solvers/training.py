@@ -118,7 +118,7 @@ def solve(
             head, dataset, lam, solver=solver, structure=structure, start=start, kept=kept, progress=progress
         )
 
-        if start is None and not Ranks.here().rank and not getattr(trainer, "damps", False):
+        if start is None and not Ranks.here().rank and not trainer.damps:
             warn_if_stiff(head, trainer.dual, fetcher(dataset), max_passes)
 
         def check(certificate: Certificate) -> None:

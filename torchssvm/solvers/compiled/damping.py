@@ -34,8 +34,8 @@ SHARE, SHARE_OF_WHOLE = 12.0, 120.0
 For labelings 3 is better for some problems, and worse for others; whole blocks undo each other less.
 """
 
-OF_N = 0.05
-"""r is at most this share of n: few blocks cannot undo each other much, as each has weights that others hardly use."""
+MOST_PER_EXAMPLE = 0.05
+"""r is at most this times n: few blocks cannot undo each other much, as each has weights that others hardly use."""
 
 LEAST = 1.5
 """A smaller r gains too little to begin."""
@@ -74,18 +74,18 @@ class Damping:
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
-        self._labels = stiffness_of_labels(loop.examples) if loop.memory.labelings is None else 0.0
+        self._of_labels = stiffness_of_labels(loop.examples) if loop.memory.labelings is None else 0.0
 
     @property
     def factor(self) -> float:
-        """r, ``stiffness / (SHARE lam n)``, at most ``OF_N n``; 1 without damping, as where copies would not fit."""
+        """r, ``stiffness / (SHARE lam n)``, at most ``MOST_PER_EXAMPLE n``; 1 where weights are not damped."""
         dual, memory = self._loop.dual, self._loop.memory
         if memory.labelings is None:
-            stiffness = self._labels / SHARE_OF_WHOLE
+            stiffness = self._of_labels / SHARE_OF_WHOLE
         else:
             stiffness = stiffness_of_labelings(memory.labelings.sets) / SHARE
         n = dual.num_examples
-        factor = min(stiffness / (dual.lam * n), OF_N * n)
+        factor = min(stiffness / (dual.lam * n), MOST_PER_EXAMPLE * n)
         if dual.damped:
             return max(factor, LEAST)
         return factor if factor >= LEAST and memory.has_room_for_copies() else 1.0

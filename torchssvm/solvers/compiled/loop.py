@@ -84,7 +84,7 @@ def prefetch_block(i, examples, blocks):
         prefetch(blocks.loss[i])
         prefetch(blocks.used[i])
         prefetch(blocks.labelings[i])
-        prefetch(blocks.gram[min(i, len(blocks.gram) - 1)])
+        prefetch(blocks.gram[min(i, len(blocks.gram) - 1)])  # without curvature there is one, of no block
     if blocks.mixed[i]:
         psi, pairs, used = rest_views(examples, blocks, i, examples.length[i])
         prefetch(psi)

@@ -288,11 +288,14 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Visits of these blocks, None for any, at ``factor`` lambda; an interrupt waits until they are accepted."""
         with undisturbed(), torch_threads():
             self._factor = factor
-            self.begin()
             try:
-                yield
+                self.begin()
+                try:
+                    yield
+                finally:
+                    self.end(index)
             finally:
-                self.end(index)
+                self._factor = 1.0
 
     @property
     def mean_step(self) -> float:
@@ -539,7 +542,6 @@ class CompiledBCFW(DualTrainer, Stateful):
         full = bool((torch.from_numpy(blocks.count)[index] + times > memory.capacity).any())
         if full and memory.capacity and not memory.has_rest:
             memory.make_rest()
-            blocks = memory.blocks()
         return self.copy_blocks(index.numpy())
 
     def copy_blocks(self, index: np.ndarray) -> Kept:
