@@ -195,7 +195,7 @@ KINDS: dict[str, tuple[str, list[Callable[[], Problem]]]] = {
     "tree": ("LinearTree", [_tree]),
     "graph": ("GraphSVC, LinearPairwiseGraph; graph cuts compile nothing", [_forest, _graph]),
     "ranking": (
-        "LinearRanking, by pairs and by NDCG",
+        "RankingSVC, LinearRanking, by pairs and by NDCG",
         [make for by in (_ranking, _listed_ranking) for make in _each(by, ranking.PairSwaps, ranking.NDCG)],
     ),
     "arcs": ("LinearArcs", _each(_arcs, arborescence.NonProjective, arborescence.Projective)),

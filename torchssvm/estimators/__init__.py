@@ -1,4 +1,5 @@
-"""Estimators of scikit-learn: ``fit(X, y)`` and ``predict(X)`` for classes, label sets, sequences, segments and graphs.
+"""Estimators of scikit-learn: ``fit(X, y)`` and ``predict(X)`` for classes, label sets, sequences, segments, graphs and
+rankings.
 
 ``pip install "torchssvm[sklearn]"``; ``import torchssvm`` alone imports none of them.
 """
@@ -15,6 +16,7 @@ with needs(
     from torchssvm.estimators.multilabel import MultilabelSVC
     from torchssvm.estimators.multinomial import MultinomialSVC
     from torchssvm.estimators.predict_then_optimize import PredictThenOptimize
+    from torchssvm.estimators.ranking import RankingSVC
     from torchssvm.estimators.segments import SegmentSVC
 
-__all__ = ["ChainSVC", "GraphSVC", "MultilabelSVC", "MultinomialSVC", "PredictThenOptimize", "SegmentSVC"]
+__all__ = ["ChainSVC", "GraphSVC", "MultilabelSVC", "MultinomialSVC", "PredictThenOptimize", "RankingSVC", "SegmentSVC"]

@@ -283,8 +283,9 @@ class StructuredEstimator(CertifiedEstimator):
             ValueError: UTF-8 cannot encode the name of a label or of a feature.
         """
         check_is_fitted(self)
-        names = list(map(str, getattr(self, "_names", None) or self.classes_))
-        save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None), **self._saved())
+        names = getattr(self, "_names", None) or getattr(self, "classes_", None)  # rankings have none
+        labels = None if names is None else list(map(str, names))
+        save_model(path, self.head_, labels=labels, vocabulary=getattr(self, "vocabulary_", None), **self._saved())
 
     def _saved(self) -> dict[str, Any]:
         columns = getattr(self, "feature_names_in_", None)
