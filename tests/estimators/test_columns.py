@@ -12,6 +12,7 @@ from torchssvm.estimators import (
     MultilabelSVC,
     MultinomialSVC,
     PredictThenOptimize,
+    RankingSVC,
     SegmentSVC,
 )
 from torchssvm.structures import Selection
@@ -56,6 +57,7 @@ CASES = {
     ),
     "classes": (MultinomialSVC(**QUICK), _table(MATRIX), CLASSES, _turned),
     "sets": (MultilabelSVC(**QUICK), _table(MATRIX), SETS, _turned),
+    "rankings": (RankingSVC(**QUICK), _table(MATRIX).assign(qid=3), np.arange(len(MATRIX)) % 3, _turned),
     "decisions": (PredictThenOptimize(Selection(3, 1), 0.1, **QUICK), _table(MATRIX), MATRIX, _turned),
 }
 

@@ -9,7 +9,15 @@ from sklearn.preprocessing import MultiLabelBinarizer
 
 from torchssvm.datasets import NamedChains, RankedLists
 from torchssvm.deployment import load_head
-from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize, SegmentSVC
+from torchssvm.estimators import (
+    ChainSVC,
+    GraphSVC,
+    MultilabelSVC,
+    MultinomialSVC,
+    PredictThenOptimize,
+    RankingSVC,
+    SegmentSVC,
+)
 from torchssvm.structures import Selection, Situations
 
 chance = np.random.default_rng(0)
@@ -42,6 +50,7 @@ FITS = {
     "label sets": lambda kind: MultilabelSVC(**QUICK).fit(kind(ROWS), np.eye(2, dtype=int)[np.arange(12) % 2]),
     "decisions": lambda kind: PredictThenOptimize(Selection(3, 1)).fit(kind(ROWS), ROWS),
     "costs": lambda kind: PredictThenOptimize(Selection(3, 1)).fit(ROWS, kind(ROWS)),
+    "rankings": lambda kind: RankingSVC(**QUICK).fit(kind(ROWS), np.arange(12) % 3, group=[6, 6]),
     "classes, to predict": lambda kind: MultinomialSVC(**QUICK).fit(ROWS, np.arange(12) % 2).predict(kind(ROWS)),
 }
 
@@ -64,6 +73,9 @@ ARRAYS = {
     "weights": lambda kind: MultinomialSVC(**QUICK).fit(ROWS, CODES, kind(np.ones(12))),
     "true classes": lambda kind: MultinomialSVC(**QUICK).fit(ROWS, CODES).score(ROWS, kind(CODES)),
     "known costs": lambda kind: PredictThenOptimize(Selection(3, 1)).fit(Situations(ROWS, fixed=kind(ROWS)), ROWS),
+    "grades": lambda kind: RankingSVC(**QUICK).fit(ROWS, kind(CODES), group=[6, 6]),
+    "queries": lambda kind: RankingSVC(**QUICK).fit(ROWS, CODES, qid=kind(np.arange(12) % 3)),
+    "queries' weights": lambda kind: RankingSVC(**QUICK).fit(ROWS, CODES, None, [6, 6], kind(np.ones(2))),
     "documents": lambda kind: RankedLists.of_queries(kind(ROWS), CODES, CODES),
 }
 
