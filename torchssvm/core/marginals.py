@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchssvm.core.potentials import Parts, Potentials
@@ -33,3 +35,23 @@ def marginals_at(structure: Any, potentials: Potentials, temperature: float) -> 
     """Marginals of the scores divided by the temperature, in float64."""
     warm = {name: tensor.double() / temperature for name, tensor in potentials.tensors.items()}
     return structure.marginals(potentials.replace(warm))
+
+
+def marginals_by_gradient(potentials: Potentials, log_partition: Callable[[Parts], Tensor]) -> Marginals:
+    """Marginals as the gradient of ``log Z``, ``[B]``, which ``log_partition`` computes from tensors in float64."""
+    with torch.inference_mode(False), torch.enable_grad():
+        scores = {
+            name: tensor.detach().clone().double().requires_grad_() for name, tensor in potentials.tensors.items()
+        }
+        # Differences of -inf would be NaN.
+        log_z = log_partition({name: tensor.clamp(min=_FORBIDDEN) for name, tensor in scores.items()})
+        means = torch.autograd.grad(log_z.sum(), list(scores.values()), allow_unused=True, materialize_grads=True)
+    none = log_z.detach() < _FORBIDDEN / 2
+    parts = {
+        name: mean.masked_fill(none.view(-1, *[1] * (mean.ndim - 1)), torch.nan).to(potentials[name].dtype)
+        for name, mean in zip(scores, means, strict=True)
+    }
+    return Marginals(parts, log_z.detach().masked_fill(none, -torch.inf))
+
+
+_FORBIDDEN = -1e200  # stands for a score of -inf

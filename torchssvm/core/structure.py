@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_tensor, naming, row_names
+from torchssvm.core.arguments import check_tensor, check_whole, naming, row_names
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.likelihood import entropy, log_prob, where_present
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.max_marginals import margins_by_decoding
 from torchssvm.core.operators import plain, transformed
@@ -174,11 +175,12 @@ class Structure(ABC):
     * ``augmented_argmax`` where the loss is not linear in the parts, or oracles are approximate;
     * ``padding``, ``places`` and ``resize`` where outputs of a batch differ in size;
     * ``signed`` where parts may be negative, and ``known_scores`` where a part of the scores is not learned;
-    * ``marginals`` for ``SoftmaxMargin``;
+    * ``marginals`` for ``SoftmaxMargin``, ``log_prob`` and ``entropy``;
     * ``task_loss``, ``by_position`` and ``unit`` for evaluation and messages;
     * ``relative_scores`` and ``mean_difference`` where a storage of labelings should be faster.
 
-    ``decode``, ``max_marginals``, ``plain_decoder`` and ``same_as`` are called, and seldom replaced.
+    ``decode``, ``log_prob``, ``entropy``, ``sample``, ``max_marginals``, ``plain_decoder`` and ``same_as`` are called,
+    and seldom replaced.
 
     ``decode`` takes any output of a head: :class:`Potentials`, a tensor, or tensors by name. It refuses scores that are
     NaN or +inf, as training and certificates do; -inf forbids a part. Oracles of a subclass get :class:`Potentials`.
@@ -390,7 +392,53 @@ class Structure(ABC):
     def _target_marginals(self, potentials: Potentials, target: Labeling) -> Marginals:
         """:meth:`marginals` over the outputs that agree with the observed part of the target."""
         parts = conform(self.parts(target), potentials, "parts(target)")
-        return Marginals(parts=parts, log_partition=inner(parts, potentials.tensors))
+        return Marginals(parts=parts, log_partition=inner(parts, where_present(parts, potentials)))
+
+    def log_prob(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:
+        """``log P(target) = score(target) - log Z``, from what a head returned; with hidden parts, of all that agree.
+
+        Returns:
+            ``[B]`` float64, with a gradient: the target's parts less the marginals. It has no second derivatives.
+
+        Raises:
+            NotImplementedError: The structure has no marginals.
+            ValueError: The target is not valid, or a score is NaN or +inf.
+        """
+        potentials = as_potentials(potentials)
+        return log_prob(self, potentials, self.check_target(target, potentials))
+
+    def entropy(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Tensor:
+        """``-sum_y P(y) log P(y)`` in nats, ``[B]`` float64, without a gradient; raises as :meth:`log_prob`."""
+        return entropy(self, as_potentials(potentials))
+
+    def sample(
+        self,
+        potentials: Potentials | Tensor | Mapping[str, Tensor],
+        n: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> Labeling:
+        """``n`` independent outputs of every example, drawn from P.
+
+        Chains, trees, forests, classes, arborescences and hidden states have it.
+
+        Args:
+            potentials: What a head returned.
+            n: How many, at least 1.
+            generator: The source of random numbers, on the device of the potentials; None is torch's.
+
+        Returns:
+            ``[B, n, ...]`` int64, each as :meth:`decode` gives it.
+
+        Raises:
+            NotImplementedError: The structure has no sampler.
+            ValueError: ``n`` is less than 1, a score is NaN or +inf, or scores of -inf forbid every output.
+        """
+        potentials = as_potentials(potentials).detach()
+        check_whole(n, "n")
+        return self._sample(potentials, n, generator)
+
+    def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Labeling:
+        raise NotImplementedError(f"{type(self).__name__} has no sampler")
 
     def _choose_target(self, potentials: Potentials, given: Any, target: Labeling) -> Labeling:
         """The target of the hinge: ``target``, which ``check_target`` made of ``given``.

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_number
+from torchssvm.core.arguments import check_flags, check_number
+from torchssvm.core.likelihood import once_differentiable
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import transformed
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import as_structure
@@ -60,7 +60,7 @@ class SoftmaxMargin(nn.Module):
 
     ``S_i = T log sum_y exp((L_i(y) + <p(y), theta_i>) / T) - <p(y_i), theta_i>``, with the temperature T: a smooth
     upper bound of the structured hinge, which it becomes as T goes to 0 (Gimpel and Smith, *Softmax-Margin CRFs:
-    Training Log-Linear Models with Cost Functions*, NAACL 2010, with T = 1). With a loss of 0 it is the negative
+    Training Log-Linear Models with Cost Functions*, NAACL 2010, with T = 1). With ``cost=False`` it is the negative
     log-likelihood of a conditional random field. Its gradient is ``mu_i - p(y_i)``, with the mean parts mu_i of the
     structure's ``marginals``: smooth in the features too, where the hinge has kinks. For :class:`HiddenStates`, whose
     targets leave states or labels unknown, the last term is ``T log sum exp(<p(y), theta_i> / T)`` of all outputs y
@@ -71,9 +71,11 @@ class SoftmaxMargin(nn.Module):
     Args:
         structure: What an output is, with ``marginals`` and ``loss_potentials``, such as a chain or classes.
         temperature: T, positive.
+        cost: Whether the loss L_i is added to the scores; without it the value is T times the mean negative
+            log-likelihood of a conditional random field with the scores ``theta / T``.
 
     Raises:
-        TypeError: ``structure`` is not a Structure.
+        TypeError: ``structure`` is not a Structure, or ``cost`` is no flag.
         ValueError: ``structure`` has no marginals, or ``temperature`` is not positive and finite.
 
     Example:
@@ -83,13 +85,15 @@ class SoftmaxMargin(nn.Module):
         tensor(0.7500)
     """
 
-    def __init__(self, structure: Structure, temperature: float = 1.0) -> None:
+    def __init__(self, structure: Structure, temperature: float = 1.0, *, cost: bool = True) -> None:
         super().__init__()
         as_structure(structure)
         if not has_marginals(structure):
             raise ValueError(f"structure={structure} has no marginals(potentials): use StructuredHinge(structure)")
         self.structure = structure
         self.temperature = check_number(temperature, "temperature", above=0.0)
+        check_flags(cost=cost)
+        self.cost = cost
 
     def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:
         """The mean over the batch, a scalar of the potentials' dtype.
@@ -99,9 +103,12 @@ class SoftmaxMargin(nn.Module):
                 ``loss_potentials``.
         """
         potentials = _filled(potentials)
+        if not self.cost:
+            cooled = potentials.replace({name: t / self.temperature for name, t in potentials.tensors.items()})
+            return -self.temperature * self.structure.log_prob(cooled, target).mean().to(potentials.dtype)
         target = self.structure.check_target(target, potentials)
         rest, parts = self._at(potentials.examining(), target)
-        return _once(_linear(rest.mean(), parts, potentials), potentials)
+        return once_differentiable(_linear(rest.mean(), parts, potentials), potentials, "SoftmaxMargin")
 
     @torch.no_grad()
     def _at(self, potentials: Potentials, target: Labeling) -> tuple[Tensor, Parts]:
@@ -140,24 +147,6 @@ def _linear(value: Tensor, parts: Parts, potentials: Potentials) -> Tensor:
     for name, tensor in potentials.tensors.items():
         value = value + (parts[name] * tensor).sum() / potentials.batch_size
     return value.to(potentials.dtype)
-
-
-def _once(value: Tensor, potentials: Potentials) -> Tensor:
-    """``value``, whose gradients are not differentiated again: the marginals in them would pass for constants."""
-    if not value.requires_grad or transformed() or torch.compiler.is_compiling():
-        return value
-    refuse = torch._C._functions.DelayedError(  # as torch.autograd.function.once_differentiable does
-        "SoftmaxMargin has no second derivatives: use its gradient, create_graph=False", 1
-    )
-    tensors = list(potentials.tensors.values())
-
-    def hook(upstream: Tensor) -> Tensor | None:
-        if not torch.is_grad_enabled():  # it is under create_graph=True
-            return None
-        return refuse(upstream + 0.0 * torch.stack([tensor.sum() for tensor in tensors]).sum().to(upstream.dtype))
-
-    value.register_hook(hook)
-    return value
 
 
 def has_marginals(structure: Structure) -> bool:

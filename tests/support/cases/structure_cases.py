@@ -19,7 +19,8 @@ from cases.problems import examples, rng
 from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner
-from torchssvm.core.structure import Structure, as_decoding
+from torchssvm.core.structure import Structure, as_decoding, each_labeling
+from torchssvm.structures import HiddenStates
 
 SEEDS = st.integers(0, 2**31 - 1)
 BATCHES = st.integers(1, 4)
@@ -163,6 +164,43 @@ class StructureTestCase(LabelingsTestCase):
                 torch.testing.assert_close(tensor.double(), expected, atol=1e-5, rtol=0)
                 assert not result.parts[name][row].sum() > tensor.sum() + 1e-4  # nothing in the padding
             torch.testing.assert_close(result.log_partition[row], scores.logsumexp(0), atol=1e-4, rtol=1e-6)
+
+    @examples(5)
+    @given(seed=SEEDS, batch=BATCHES)
+    def test_likelihood_and_entropy_are_sums_over_all_outputs(self, seed, batch):
+        structure, potentials, target = self.setting(seed, batch)
+        if type(structure).marginals is Structure.marginals or isinstance(structure, HiddenStates):
+            return  # hidden targets have a test of their own
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in potentials.tensors.items()}
+        value = structure.log_prob(potentials.replace(leaves), target)
+        gradient = torch.autograd.grad(value.sum(), list(leaves.values()))
+        true, mean = structure.parts(target), structure.marginals(potentials).parts
+        true = conform(true, potentials, "parts")
+        for name, slope in zip(leaves, gradient, strict=True):
+            torch.testing.assert_close(slope, (true[name] - mean[name]).to(slope.dtype), atol=1e-9, rtol=0)
+        entropies, scores = structure.entropy(potentials), self.score(structure, potentials, target)
+        for row in range(batch):
+            alone = self.cropped(potentials, row)
+            logs = torch.cat([self.score(structure, alone, y) for y in structure.enumerate(alone)])
+            torch.testing.assert_close(value[row].detach(), scores[row] - logs.logsumexp(0), atol=1e-8, rtol=0)
+            logs = logs.log_softmax(0)
+            torch.testing.assert_close(entropies[row], -(logs.exp() * logs).sum(), atol=1e-8, rtol=0)
+
+    def test_samples_have_the_marginals(self):
+        structure, potentials, _ = self.setting(3, 2)
+        if type(structure)._sample is Structure._sample:
+            with pytest.raises(NotImplementedError, match="no sampler"):
+                structure.sample(potentials)
+            return
+        n, generator = 2000, torch.Generator().manual_seed(0)
+        drawn = structure.sample(potentials, n, generator)
+        each = [conform(structure.parts(y), potentials, "parts") for y in each_labeling(drawn)]
+        for name, expected in structure.marginals(potentials).parts.items():
+            parts = torch.stack([one[name] for one in each]).double()
+            error = 5.0 * parts.std(0) / n**0.5 + 5.0 / n
+            assert bool(((parts.mean(0) - expected).abs() <= error).all())
+        again = structure.sample(potentials, n, torch.Generator().manual_seed(0))
+        assert self.same(drawn, again)
 
     @pytest.mark.every_variant
     @examples(10)

@@ -13,12 +13,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_int64, check_object
+from torchssvm.core.marginals import Marginals, marginals_by_gradient
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, reject_rows
+from torchssvm.structures.arborescence.log_partition import inside, matrix_tree
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.labelled import Labelled, Summed
+from torchssvm.structures.sampling import draw
 
 _SHAPE = ("B", "N", "N+1")
 
@@ -28,6 +31,9 @@ class Arborescences(Protocol):
 
     def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """``[B, N, N+1]`` and ``[B]`` -> heads ``[B, N]`` and their score ``[B]``."""
+
+    def log_partition(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
+        """``[B, N, N+1]`` float64 -> ``log Z`` ``[B]``, with a gradient; only marginals need it."""
 
     def allow(self, heads: Tensor) -> Tensor:
         """Whether each arborescence, heads ``[B, N]`` with -1 in the padding, is an output: ``[B]`` bool."""
@@ -56,6 +62,10 @@ class Projective:
     def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Eisner's algorithm; see :func:`torchssvm.structures.arborescence.oracle`."""
         return eisner(scores, lengths, self.single_root)
+
+    def log_partition(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
+        """The inside algorithm; see :func:`torchssvm.structures.arborescence.log_partition`."""
+        return inside(scores, lengths, self.single_root)
 
     def allow(self, heads: Tensor) -> Tensor:
         """Whether no arcs cross and ``single_root`` holds."""
@@ -87,6 +97,10 @@ class NonProjective:
     def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Chu-Liu-Edmonds; see :func:`torchssvm.structures.arborescence.oracle`."""
         return max_arborescence(scores, lengths, self.single_root)
+
+    def log_partition(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
+        """The matrix-tree theorem; see :func:`torchssvm.structures.arborescence.log_partition`."""
+        return matrix_tree(scores, lengths, self.single_root)
 
     def allow(self, heads: Tensor) -> Tensor:
         """Whether ``single_root`` holds."""
@@ -133,6 +147,27 @@ class Arborescence(Labelled, Summed):
         (scores,) = check_potentials(potentials, _SHAPE)
         heads, value = self.among.argmax(scores, potentials.lengths)
         return Decoding(heads, value)
+
+    @override
+    def marginals(self, potentials: Potentials) -> Marginals:
+        check_potentials(potentials, _SHAPE)
+        (name,), lengths = potentials.tensors, potentials.lengths
+        return marginals_by_gradient(potentials, lambda scores: self.among.log_partition(scores[name], lengths))
+
+    @override
+    def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
+        """Token after token, by the marginals of its arcs where those of earlier tokens are fixed."""
+        rows = potentials.select(torch.arange(potentials.batch_size, device=potentials.device).repeat_interleave(n))
+        (name,), scores = rows.tensors, rows.single.double()
+        real = mask_of(rows.lengths, scores)
+        heads = torch.full(scores.shape[:2], -1, device=scores.device)
+        for token in range(scores.shape[1]):
+            at = real[:, token]
+            masses = self.marginals(rows.replace({name: scores})).parts[name][at, token]
+            heads[at, token] = chosen = draw(masses, generator)
+            others = torch.ones_like(masses, dtype=torch.bool).scatter_(1, chosen.unsqueeze(1), False)
+            scores[at, token] = scores[at, token].masked_fill(others, -torch.inf)
+        return heads.unflatten(0, (-1, n))
 
     def parts(self, labeling: Tensor) -> Tensor:
         """Indicators of the arcs, ``[B, N, N+1]``."""

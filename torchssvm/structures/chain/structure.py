@@ -22,6 +22,7 @@ from torchssvm.structures.chain.transitions import Transitions
 from torchssvm.structures.common import WeightedLabels, check_labels, check_potentials, mask_of
 from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, leading, node_costs
 from torchssvm.structures.max_marginals import tree_margins
+from torchssvm.structures.sampling import sample_states
 
 
 class Chain(Labelled, Indexed):
@@ -92,6 +93,18 @@ class Chain(Labelled, Indexed):
             potentials.tensors["emission"], potentials.tensors["transition"], lengths
         )
         return Marginals({"emission": emission, "transition": transition}, log_partition)
+
+    def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
+        self._check_potentials(potentials)
+        restricted = self.restricted(potentials)
+        emission, transition = restricted["emission"], restricted["transition"]
+        if self.shared:  # marginals of each pair of neighbours by itself
+            transition = transition.unsqueeze(1).expand(-1, emission.shape[1] - 1, -1, -1)
+        states, pairs, _ = sum_product(emission.double(), transition.double(), restricted.lengths)
+        pairs = torch.cat([pairs.new_zeros(len(pairs), 1, *pairs.shape[2:]), pairs], 1)  # by the second of a pair
+        place = torch.arange(emission.shape[1], device=emission.device)
+        depth = place.where(mask_of(restricted.lengths, emission), -1)
+        return sample_states(states, pairs, (place - 1).expand_as(depth), depth, n, generator)
 
     @gated
     def nbest(self, potentials: Potentials, n: int) -> NBest:

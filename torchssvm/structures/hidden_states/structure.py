@@ -133,6 +133,10 @@ class HiddenStates(Around):
         return self.structure.marginals(potentials)
 
     @override
+    def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Any:
+        return self.structure._sample(potentials, n, generator)
+
+    @override
     def _target_marginals(self, potentials: Potentials, target: Completed) -> Marginals:
         delta, _ = loss_by_name(self.structure, target.states, potentials)
         tensors = {

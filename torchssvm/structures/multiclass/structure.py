@@ -17,6 +17,7 @@ from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, Structure, digest
 from torchssvm.structures.common import check_labels, check_potentials, check_shape
 from torchssvm.structures.max_marginals import tree_margins
+from torchssvm.structures.sampling import draw
 
 
 class ClassDecoder(nn.Module):
@@ -80,6 +81,10 @@ class Multiclass(Structure):
         scores = potentials.single.detach()
         (name,) = potentials.tensors
         return Marginals({name: scores.softmax(1)}, scores.to(torch.float64).logsumexp(1))
+
+    @override
+    def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
+        return draw(potentials.single.double().softmax(1).unsqueeze(1).expand(-1, n, -1), generator)
 
     def parts(self, labeling: Tensor) -> Tensor:
         """Indicator of the class, ``[B, K]``."""

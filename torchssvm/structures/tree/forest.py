@@ -9,13 +9,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_costs, check_int64, check_whole
+from torchssvm.core.marginals import Marginals, marginals_by_gradient
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding
 from torchssvm.structures.common import Head, check_fields, check_labels, check_shape, fitting, mask_of, weight
 from torchssvm.structures.labelled import Labelled
 from torchssvm.structures.max_marginals import tree_margins
+from torchssvm.structures.sampling import sample_states
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
+from torchssvm.structures.tree.sum_product import log_partition
 
 
 class ForestFeatures(NamedTuple):
@@ -96,6 +99,20 @@ class Forest(Labelled):
         parent = potentials.parent  # type: ignore[attr-defined]
         labels, value = max_sum_tree(potentials["node"], potentials["edge"], parent, potentials.lengths)
         return Decoding(self._with_pairs(labels, parent), value)
+
+    @override
+    def marginals(self, potentials: Potentials) -> Marginals:
+        parent: Tensor = potentials.parent  # type: ignore[attr-defined]
+        depth = node_depths(potentials["node"], parent, potentials.lengths)
+        return marginals_by_gradient(potentials, lambda p: log_partition(p["node"], p["edge"], parent, depth))
+
+    @override
+    def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> ForestLabeling:
+        parent: Tensor = potentials.parent  # type: ignore[attr-defined]
+        parts, depth = self.marginals(potentials).parts, node_depths(potentials["node"], parent, potentials.lengths)
+        labels = sample_states(parts["node"], parts["edge"], parent, depth, n, generator)
+        each = self._with_pairs(labels.flatten(0, 1), parent.repeat_interleave(n, 0))
+        return ForestLabeling(*(tensor.unflatten(0, (-1, n)) for tensor in each))
 
     @override
     def max_marginals(self, potentials: Potentials) -> Tensor:

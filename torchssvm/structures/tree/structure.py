@@ -9,13 +9,16 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_int64, check_whole, row_name
+from torchssvm.core.marginals import Marginals, marginals_by_gradient
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
 from torchssvm.structures.common import check_labels, check_potentials, mask_of
 from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling
 from torchssvm.structures.max_marginals import tree_margins
+from torchssvm.structures.sampling import sample_states
 from torchssvm.structures.tree.oracle import check_parent, max_sum_tree, node_depths
+from torchssvm.structures.tree.sum_product import log_partition
 
 
 class TreeDecoder(nn.Module):
@@ -111,6 +114,27 @@ class Tree(Labelled, Indexed):
         parent = upload(self.parent[: node.shape[1]], node.device)
         labels, value = max_sum_tree(node, edge, parent, potentials.lengths)
         return Decoding(labels, value)
+
+    @override
+    def marginals(self, potentials: Potentials) -> Marginals:
+        node, _ = self._checked(potentials)
+        parent, depth = self._trees(node, potentials)
+        return marginals_by_gradient(potentials, lambda p: log_partition(p["node"], p["edge"], parent, depth))
+
+    @override
+    def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
+        node, edge = self._checked(potentials)
+        if self.shared:  # marginals of each edge by itself
+            edge = edge.unsqueeze(1).expand(-1, node.shape[1], -1, -1)
+        parent, depth = self._trees(node, potentials)
+        given = potentials.replace({"node": node, "edge": edge})
+        parts = marginals_by_gradient(given, lambda p: log_partition(p["node"], p["edge"], parent, depth)).parts
+        return sample_states(parts["node"], parts["edge"], parent, depth, n, generator)
+
+    def _trees(self, node: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
+        """Parents and depths of the nodes, ``[B, N]`` each."""
+        parent = upload(self.parent[: node.shape[1]], node.device).expand(node.shape[:2])
+        return parent, node_depths(node, parent, potentials.lengths)
 
     @override
     def max_marginals(self, potentials: Potentials) -> Tensor:

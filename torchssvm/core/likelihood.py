@@ -1,0 +1,57 @@
+"""Log-probabilities and entropies under ``P(y) = exp(score(y)) / Z``, from the marginals of a structure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.operators import transformed
+from torchssvm.core.potentials import Parts, Potentials, conform, inner
+
+
+def log_prob(structure: Any, potentials: Potentials, target: Any) -> Tensor:
+    """``score(target) - log Z`` of a checked target, ``[B]`` float64; its gradient is ``p(target) - mu``."""
+    with torch.no_grad():
+        given = potentials.detach()
+        shown, whole = structure._target_marginals(given, target), structure.marginals(given)
+        value = shown.log_partition - whole.log_partition
+        mean = conform(whole.parts, potentials, "marginals(potentials).parts")
+        true = conform(shown.parts, potentials, "parts(target)")
+    for name, tensor in potentials.tensors.items():
+        slope = true[name] - mean[name]
+        moves = slope * (tensor - tensor.detach())  # 0, with the gradient of the slope
+        value = value + torch.where(slope == 0.0, 0.0, moves).flatten(1).sum(1)
+    return once_differentiable(value, potentials, "log_prob")
+
+
+@torch.no_grad()
+def entropy(structure: Any, potentials: Potentials) -> Tensor:
+    """``log Z - <mu, theta>``, ``[B]`` float64."""
+    whole = structure.marginals(potentials.detach())
+    mean = conform(whole.parts, potentials, "marginals(potentials).parts")
+    return whole.log_partition - inner(mean, where_present(mean, potentials))
+
+
+def where_present(parts: Parts, potentials: Potentials) -> Parts:
+    """The potentials, with 0 where parts are zero: scores of -inf would make their products NaN."""
+    return {name: tensor.detach().masked_fill(parts[name] == 0.0, 0.0) for name, tensor in potentials.tensors.items()}
+
+
+def once_differentiable(value: Tensor, potentials: Potentials, what: str) -> Tensor:
+    """``value``, whose gradients are not differentiated again: the marginals in them would pass for constants."""
+    if not value.requires_grad or transformed() or torch.compiler.is_compiling():
+        return value
+    refuse = torch._C._functions.DelayedError(  # as torch.autograd.function.once_differentiable does
+        f"{what} has no second derivatives: use its gradient, create_graph=False", 1
+    )
+    tensors = list(potentials.tensors.values())
+
+    def hook(upstream: Tensor) -> Tensor | None:
+        if not torch.is_grad_enabled():  # it is under create_graph=True
+            return None
+        return refuse(upstream + 0.0 * torch.stack([tensor.sum() for tensor in tensors]).sum().to(upstream.dtype))
+
+    value.register_hook(hook)
+    return value
