@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from cases.problems import PROBLEMS, Problem, examples, flat, reference, with_weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import Chain, Multiclass, SoftmaxMargin, StructuredHinge, Tree
+from torchssvm import Chain, Multiclass, Potentials, Ranking, SoftmaxMargin, StructuredHinge
 from torchssvm.core.batch import apply_head
 from torchssvm.structures import SlackRescaling
 
@@ -84,16 +86,44 @@ def test_without_a_loss_it_is_the_likelihood_of_a_random_field():
         (problem.structure.parts(batch.y)[name].to(tensor.dtype) * tensor).flatten(1).sum(1)
         for name, tensor in potentials.tensors.items()
     )
-    expected = (problem.structure.marginals(potentials.detach()).log_partition - target_score).mean()
-    assert float(SoftmaxMargin(free)(potentials, batch.y).detach()) == pytest.approx(
-        float(expected.detach()), abs=1e-10
-    )
+    expected = float((problem.structure.marginals(potentials.detach()).log_partition - target_score).mean().detach())
+    for loss in (SoftmaxMargin(free), SoftmaxMargin(problem.structure, cost=False)):
+        assert float(loss(potentials, batch.y).detach()) == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_the_likelihood_has_the_gradient_of_its_values(kind, temperature):
+    problem = with_weights(kind, 4)
+    batch, loss = problem.batch([0, 2, 3]), SoftmaxMargin(problem.structure, temperature, cost=False)
+    lengths = () if batch.lengths is None else (batch.lengths,)
+    x = batch.x.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: loss(problem.head(x, *lengths), batch.y), x)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(loss(problem.head(x, *lengths), batch.y), x, create_graph=True)[0].sum().backward()
+
+
+def test_forbidden_outputs_have_no_probability():
+    scores = torch.tensor([[[0.0, -torch.inf], [0.0, 0.0]]], requires_grad=True)
+    given = Potentials({"emission": scores, "transition": torch.zeros(1, 2, 2)})
+    possible, forbidden = torch.tensor([[0, 1]]), torch.tensor([[1, 1]])
+    value = Chain(2).log_prob(given, possible)
+    value.sum().backward()
+    assert float(value.detach()) == pytest.approx(-math.log(2.0))
+    torch.testing.assert_close(scores.grad, torch.tensor([[[0.0, 0.0], [-0.5, 0.5]]]))
+    assert float(Chain(2).log_prob(given, forbidden).detach()) == -torch.inf
+    assert float(Chain(2).entropy(given)) == pytest.approx(math.log(2.0))
+    assert bool((Chain(2).sample(given, 20)[:, :, 0] == 0).all())
+    nothing = given.replace({"emission": torch.full((1, 2, 2), -torch.inf), "transition": torch.zeros(1, 2, 2)})
+    with pytest.raises(ValueError, match="forbid every output"):
+        Chain(2).sample(nothing)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "argument"),
     [
-        (lambda: SoftmaxMargin(Tree(3, [-1, 0, 0])), ValueError, "marginals"),
+        (lambda: SoftmaxMargin(Ranking()), ValueError, "marginals"),
+        (lambda: SoftmaxMargin(Chain(3), cost="no"), TypeError, "cost"),
         (lambda: SoftmaxMargin(SlackRescaling(Chain(3))), ValueError, "marginals"),
         (lambda: SoftmaxMargin(Chain(3), 0.0), ValueError, "temperature"),
         (lambda: SoftmaxMargin(Chain(3), float("inf")), ValueError, "temperature"),

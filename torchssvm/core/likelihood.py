@@ -20,9 +20,9 @@ def log_prob(structure: Any, potentials: Potentials, target: Any) -> Tensor:
         mean = conform(whole.parts, potentials, "marginals(potentials).parts")
         true = conform(shown.parts, potentials, "parts(target)")
     for name, tensor in potentials.tensors.items():
-        slope = true[name] - mean[name]
-        moves = slope * (tensor - tensor.detach())  # 0, with the gradient of the slope
-        value = value + torch.where(slope == 0.0, 0.0, moves).flatten(1).sum(1)
+        finite = tensor.masked_fill(tensor.detach() == -torch.inf, 0.0)
+        change = (true[name] - mean[name]) * (finite - finite.detach())  # 0, with a gradient
+        value = value + change.flatten(1).sum(1)
     return once_differentiable(value, potentials, "log_prob")
 
 

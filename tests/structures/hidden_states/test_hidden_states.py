@@ -169,21 +169,24 @@ def test_unknown_labels_are_summed_over(problem, temperature):
     structure, potentials, target, allowed = problem
     checked = structure.check_target(target, potentials)
     assert not bool(structure.loss(structure.complete(potentials, checked), checked).any())
-    total = 0.0
+    total, likelihood = 0.0, []
     best = structure.complete(potentials, checked)
     for row, length in enumerate(potentials.lengths.tolist()):
         emission, transition = potentials["emission"][row], potentials["transition"][row]
-        every, right, scores = [], [], {}
+        every, right, free, scores = [], [], [], {}
         for states in itertools.product(range(3), repeat=length):
             score = sum(float(emission[t, k]) for t, k in enumerate(states))
             score += sum(float(transition[a, b]) for a, b in itertools.pairwise(states))
             wrong = sum(int(structure.shows[k]) not in allowed[row][t] for t, k in enumerate(states))
             every.append((score + wrong / (length if structure.structure.normalize else 1)) / temperature)
+            free.append(score)
             if not wrong:
                 right.append(score / temperature)
                 scores[states] = score
+        likelihood.append(torch.tensor(list(scores.values())).logsumexp(0) - torch.tensor(free).logsumexp(0))
         assert scores[tuple(best.states[row, :length].tolist())] == pytest.approx(max(scores.values()))
         total += temperature * float(torch.tensor(every).logsumexp(0) - torch.tensor(right).logsumexp(0)) / 3
+    torch.testing.assert_close(structure.log_prob(potentials, target).float(), torch.stack(likelihood))
     scores = {name: tensor.requires_grad_() for name, tensor in potentials.tensors.items()}
     loss = SoftmaxMargin(structure, temperature)(potentials.replace(scores), target)
     assert float(loss.detach()) == pytest.approx(total, abs=1e-5)
