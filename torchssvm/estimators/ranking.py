@@ -49,7 +49,7 @@ class RankingSVC(StructuredEstimator):
 
     Example:
         >>> model = RankingSVC().fit([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], [2, 0, 1], qid=[7, 7, 7])
-        >>> model.predict([[1.0, 0.0], [0.0, 1.0]]).argmax()
+        >>> int(model.predict([[1.0, 0.0], [0.0, 1.0]]).argmax())
         0
     """
 
