@@ -40,11 +40,12 @@ class NamedWeights:
     """A trained model with tables of its weights."""
 
     def top_features(self, n: int | None = 20, label: Any = None) -> WeightTable:
-        """The weights of features that are the largest in size, positive or negative: (feature, label, weight).
+        """The ``n`` weights of features that are the largest in size: rows (feature, label, weight).
 
-        At most ``n``, None is all, of one ``label`` or of all; weights of 0 are left out. They are of the columns of X,
-        or of rows that ``MultilabelSVC`` divides by their length; ``(bias)`` is always 1. Segments also have ``duration
-        3``, and with boundaries ``first frame: x0``. Of two classes, or with cycles, the second has the difference.
+        ``n=None`` gives all weights but 0, and ``label=None`` all labels. The feature ``(bias)`` is always 1. Weights
+        are for the columns of X, or for rows that ``MultilabelSVC`` divides by their length. Segments also have
+        ``duration 3``, and with boundaries ``first frame: x0``. Where there are two classes, or graphs with cycles, the
+        rows are of the second label: its weights minus the first label's.
 
         Raises:
             ValueError: There is no such label, or ``n`` is less than 1.
@@ -62,11 +63,11 @@ class NamedWeights:
         return _table([(names, labels, weight)], n)
 
     def top_transitions(self, n: int | None = 20) -> WeightTable:
-        """The weights of neighbours that are the largest in size: (label before, label after, weight).
+        """The ``n`` weights of neighbouring labels that are the largest in size: rows (label before, label, weight).
 
-        At most ``n``, None is all; weights of 0 are left out, as forbidden pairs are. A chain begins after ``(start)``
-        and ends before ``(end)``. Sets of labels have a row for each pair, graphs with cycles one for neighbours of
-        different labels, and classes none. Where edges have several features, ``a, edge x1`` says which.
+        ``n=None`` gives all weights but 0; forbidden pairs have 0. A chain begins with ``(start)`` and ends with
+        ``(end)``. Sets of labels have a row for each pair, graphs with cycles one for neighbours of different labels,
+        and classes none. Where edges have several features, ``a, edge x1`` says which.
 
         Raises:
             ValueError: ``n`` is less than 1.
@@ -88,15 +89,15 @@ class NamedWeights:
 
 def _read(model: Any) -> tuple[list[str], list[str], Tensor, Tensor]:
     """Names of features and constants [R] and of labels [K], weights [R, K], and pairs [K, K] or [P, K, K]."""
-    head, weight, pairs = model.head, torch.zeros(0), torch.zeros(0)
+    head, weight, pairs = model.head, torch.zeros(0, 0), torch.zeros(0, 0)
     match head:
         case LinearChain():
             weight, pairs = head.by_feature(head.emission), head.transition
         case LinearMulticlass():
-            weight, pairs = head.weight.T, torch.zeros(2 * head.weight.shape[:1])
+            weight = head.weight.T
         case LinearMultilabel():
             weight = head.by_feature(head.unary)
-            pairs = torch.zeros(2 * weight.shape[1:]) if head.pairwise is None else head.interactions().triu()
+            pairs = pairs if head.pairwise is None else head.interactions().triu()
         case LinearForest():
             weight, pairs = head.node.T, head.edge.squeeze(0)
         case LinearGraph():  # the head's score of a node is half the difference of its labels
