@@ -211,6 +211,22 @@ def test_classes_by_a_multilabel_estimator(tmp_path):
         assert [total(features, named(row), k) for k in model.classes_] == pytest.approx(scores)
 
 
+@pytest.mark.parametrize("cycles", [False, True])
+def test_names_of_the_columns_of_tables(cycles, tmp_path):
+    if cycles:
+        pytest.importorskip("maxflow")
+    nodes = [pd.DataFrame(chance.normal(size=(3, 2)), columns=["speed", "mass"]) for _ in range(8)]
+    ends = np.array([(0, 1), (1, 2), (0, 2)][: 2 + cycles])
+    y = [np.where(table["speed"] > 0, "up", "down") for table in nodes]
+    for model, X in (
+        (GraphSVC(random_state=0), [(table, ends) for table in nodes]),
+        (ChainSVC(random_state=0), nodes),
+        (SegmentSVC(random_state=0, max_duration=3), nodes),
+    )[: 1 if cycles else 3]:
+        features, _ = tables(model.fit(X, y), tmp_path)
+        assert {name for name, _ in features} - {f"duration {d}" for d in (1, 2, 3)} == {"speed", "mass", "(bias)"}
+
+
 def test_a_matrix_for_each_position(tmp_path):
     head = LinearChain(2, 2, positions=3, boundary=False, bias=False)
     with torch.no_grad():
