@@ -41,6 +41,7 @@ from .text.conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, 
 from .text.named_chains import NamedChains
 from .text.named_entities import NamedEntities
 from .text.sparse_chains import SparseChains
+from .text.tables import read_table
 from .text.tag_schemes import bio_transitions, bioes_transitions, to_bio
 from .text.word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 from .text.word_chains import WordChains
@@ -131,6 +132,7 @@ __all__ = [
     "ranking_scores",
     "read_columns",
     "read_conllu",
+    "read_table",
     "segmentation_scores",
     "to_bio",
 ]

@@ -68,6 +68,10 @@ CLAIMS = {
         "model.choice.kept == ('solved' if model.choice.solved_loss <= model.choice.joint_loss else 'joint')",
         "kept is min((head, solved), key=lambda one: evaluate(one, one.structure, in_order(held_out)).loss)",
     ],
+    "docs/look-into-a-model.md": [
+        "'q -> u' in printed and 'n -> g' in printed and 'y -> (end)' in printed",
+        "len(against) == 5 and max(frame.weight) == frame.weight[0]",
+    ],
     "docs/solvers.md": [
         "loop.certify().gap <= 0.01 and dual.cache_hits > 0 and path.gap(0.08) <= 0.3 and certificate.gap >= 0.0",
         "decoded.shape == words.y.shape",

@@ -14,6 +14,7 @@ from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials, as_potentials, check_scores_finite
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
 from torchssvm.core.structure import Structure
+from torchssvm.deployment.weight_tables import NamedWeights
 from torchssvm.structures.arborescence.head import LinearArcs
 from torchssvm.structures.chain.head import SparseLinearChain
 from torchssvm.structures.common import check_range
@@ -25,7 +26,7 @@ if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  #
     _register(SparseFeatures, serialized_type_name="torchssvm.SparseFeatures")
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module, NamedWeights):
     """Features to outputs: a trained head and the decoding of its structure, in plain torch operators.
 
     ``Decoder(head)(x, lengths)`` gives what ``head.structure.decode(head(x, lengths))`` gives, without gradients, for

@@ -29,6 +29,7 @@ from torchssvm.deployment.decoder import (
     parts_of,
     refuse_table,
 )
+from torchssvm.deployment.weight_tables import NamedWeights
 
 
 class UnitRows(nn.Module):
@@ -159,7 +160,17 @@ _WEIGHT, _ARGUMENT, _VOCABULARY = "weight.", "argument.", "vocabulary"  # names 
 _EXTRA = "reading and writing models needs the package safetensors: pip install 'torchssvm[deploy]'"
 
 
-class SavedModel(NamedTuple):
+class _Saved(NamedTuple):
+    head: nn.Module
+    structure: Structure
+    labels: list[str] | None
+    vocabulary: dict[str, int] | None
+    features: nn.Module | None = None
+    temperature: float | None = None
+    feature_names: list[str] | None = None
+
+
+class SavedModel(_Saved, NamedWeights):
     """What a file of :func:`save_model` holds.
 
     Attributes:
@@ -177,14 +188,6 @@ class SavedModel(NamedTuple):
         >>> saved.labels[saved.decode(points[:1])]
         'red'
     """
-
-    head: nn.Module
-    structure: Structure
-    labels: list[str] | None
-    vocabulary: dict[str, int] | None
-    features: nn.Module | None = None
-    temperature: float | None = None
-    feature_names: list[str] | None = None
 
     def decode(self, *inputs: Any) -> Any:
         """The best outputs of features, and of lengths where the head takes them."""

@@ -25,7 +25,8 @@ from torchssvm.core.marginals import marginals_at
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import FeatureLists
-from torchssvm.deployment import save_model
+from torchssvm.deployment import SavedModel, save_model
+from torchssvm.deployment.weight_tables import NamedWeights
 from torchssvm.dual.checks import digest_targets
 from torchssvm.estimators.examples import (
     NAMED,
@@ -219,7 +220,7 @@ class CertifiedEstimator(BaseEstimator):
 
 
 @dataclass(eq=False, repr=False)
-class StructuredEstimator(CertifiedEstimator):
+class StructuredEstimator(NamedWeights, CertifiedEstimator):
     """A certified estimator of labels.
 
     With ``C`` in the place of ``lam``, ``1/2 |w|^2 + C sum_i t_i max_y [...]`` is minimised, so ``lam = 1 / (C n)``.
@@ -282,10 +283,15 @@ class StructuredEstimator(CertifiedEstimator):
             ImportError: safetensors is missing.
             ValueError: UTF-8 cannot encode the name of a label or of a feature.
         """
+        save_model(path, **self._model()._asdict())
+
+    def _model(self) -> SavedModel:
+        """What :meth:`save` writes."""
         check_is_fitted(self)
         names = getattr(self, "_names", None) or getattr(self, "classes_", None)  # rankings have none
         labels = None if names is None else list(map(str, names))
-        save_model(path, self.head_, labels=labels, vocabulary=getattr(self, "vocabulary_", None), **self._saved())
+        vocabulary = getattr(self, "vocabulary_", None)
+        return SavedModel(self.head_, self.head_.structure, labels, vocabulary, **self._saved())
 
     def _saved(self) -> dict[str, Any]:
         columns = getattr(self, "feature_names_in_", None)

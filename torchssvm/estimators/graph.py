@@ -179,6 +179,12 @@ class GraphSVC(StructuredEstimator):
             for part, name in ((1, "a table of edges"), (2, "a table of edge features"))
         ]
 
+    def _saved(self) -> dict[str, Any]:
+        named, cuts = super()._saved(), isinstance(self.head_, LinearGraph)
+        if cuts and named["feature_names"] is None:  # tells the last column, which is 1, from those of X
+            named["feature_names"] = [f"x{place}" for place in range(self.n_features_in_)]
+        return named
+
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of nodes with the right label; ``sample_weight`` as in :meth:`fit`."""
         predicted = self.predict(X)

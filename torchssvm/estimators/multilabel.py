@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torchssvm.core.max_marginals import margins_by_decoding
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials, as_potentials
-from torchssvm.deployment import UnitRows, save_model
+from torchssvm.deployment import SavedModel, UnitRows
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
 from torchssvm.estimators.choose_c import PARTS, choose_from_guess
 from torchssvm.estimators.choose_pairs import all_pairs, choose_pairs
@@ -323,16 +323,18 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         Where ``y`` was a vector, the file has classes, with the head :class:`torchssvm.LinearMulticlass` on dense rows,
         and is read by :func:`torchssvm.deployment.load_model`. See :meth:`StructuredEstimator.save`.
         """
+        super().save(path)
+
+    def _model(self) -> SavedModel:
         check_is_fitted(self)
         if self._sets:
-            super().save(path)
-            return
+            return super()._model()
         weight, bias = torch.from_numpy(self.coef_), torch.from_numpy(self.intercept_)
         if len(self.classes_) == 2:  # the first class scores 0
             weight, bias = torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
         head = LinearMulticlass(weight.shape[1], len(weight)).to(weight.dtype)
         head.load_state_dict({"weight": weight, "bias": bias})
-        save_model(path, head, labels=[str(label) for label in self.classes_], **self._saved())
+        return SavedModel(head, head.structure, list(map(str, self.classes_)), None, **self._saved())
 
     def _potentials(self, scores: torch.Tensor) -> Potentials:
         pairs = self.head_.pairwise

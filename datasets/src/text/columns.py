@@ -22,6 +22,9 @@ DOCUMENT = "-DOCSTART-"
 
 _BIO = re.compile(r"O|[BI]-\S+")
 
+_TABLE = re.compile(r"^[^\s,]+,\S*$|(^|[,;\t])\W?(word|token)s?\W?([,;\t]|$)", re.IGNORECASE)
+"""The first line of what is no column file: commas without a blank, or a header."""
+
 
 @dataclass(frozen=True)
 class TaggedSentences:
@@ -35,7 +38,8 @@ class TaggedSentences:
         lines: int64 ``[tokens]``, the line number of every token, from 1.
         source: The file, for messages.
         scheme: ``"bio"`` for tags of chunks; None where tags are taken as they are.
-        separator: What separates the columns of the file, ``"tabs"`` or ``"blanks"``.
+        separator: What separates the columns of the file: ``"tabs"``, ``"blanks"``, or of a table ``"commas"`` or
+            ``"semicolons"``.
 
     Example:
         >>> sentences = read_columns("train.txt")
@@ -118,6 +122,17 @@ def read_columns(
     layout, source = None if columns is None else columns.check(), os.fspath(path)
     check_scheme(scheme)
     lines = read_lines(path, limit)
+    try:
+        return _read(source, lines, layout, tags_optional, scheme)
+    except ValueError as error:
+        if _TABLE.search(next((line for line in lines if not is_blank(line)), "")):
+            raise ValueError(f"{error}; read_table reads tables with a header") from None
+        raise
+
+
+def _read(
+    source: str, lines: Sequence[str], layout: Columns | None, tags_optional: bool, scheme: str | None
+) -> TaggedSentences:
     tokens = _tokens(source, lines, layout)
     if not tokens.lines:
         raise ValueError(f"{source} holds no sentence: no line of {len(lines)} has a token")
@@ -151,7 +166,7 @@ def read_columns(
             raise ValueError(f"{sentences.where(values.index(''))}: the {what} is empty")
     if scheme is None:
         return sentences
-    return _check_three(sentences) if layout is None else _as_bio(sentences)
+    return _check_three(sentences) if layout is None else as_bio(sentences)
 
 
 class _Tokens(NamedTuple):
@@ -244,7 +259,8 @@ def _check_three(sentences: TaggedSentences) -> TaggedSentences:
     return sentences
 
 
-def _as_bio(sentences: TaggedSentences) -> TaggedSentences:
+def as_bio(sentences: TaggedSentences) -> TaggedSentences:
+    """Sentences with tags of BIO; ValueError for a tag of no scheme."""
     if sentences.tags is None:
         return sentences
     if (wrong := first_wrong(sentences.tags)) is not None:
