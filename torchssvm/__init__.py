@@ -2,9 +2,9 @@
 
 Public names, by purpose:
 
-* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``; ``BCFW``, ``BlockGap``, ``StructuredHinge``,
-  ``SoftmaxMargin``; ``CompiledBCFW``, ``TorchLoop``, ``GDMM``; ``save_checkpoint``, ``load_checkpoint``; targets with a
-  hidden part, ``latent``.
+* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``; ``BCFW``, ``BlockGap``; losses of networks,
+  ``StructuredHinge``, ``SoftmaxMargin``, ``PerturbedFenchelYoung``; ``CompiledBCFW``, ``TorchLoop``, ``GDMM``;
+  ``save_checkpoint``, ``load_checkpoint``; targets with a hidden part, ``latent``.
 * Batches: ``Batch``, ``SparseFeatures``, ``Graphs``, ``Edges``, ``WeightedLabels``, ``in_order``, ``select_tokens``,
   ``grid_edges``.
 * Heads, which give ``Potentials``: ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``,
@@ -35,6 +35,7 @@ from torchssvm.solvers import (
     BCFW,
     BlockGap,
     CompiledBCFW,
+    PerturbedFenchelYoung,
     Relative,
     SoftmaxMargin,
     Solver,
@@ -130,6 +131,7 @@ __all__ = [
     "Pairwise",
     "PairwiseGraph",
     "Permutation",
+    "PerturbedFenchelYoung",
     "Pose",
     "Potentials",
     "Proportional",

@@ -8,7 +8,7 @@ from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer
 from torchssvm.solvers.evaluation import Evaluation
 from torchssvm.solvers.exact_pass import Objective, primal
-from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge
+from torchssvm.solvers.feature_losses import PerturbedFenchelYoung, SoftmaxMargin, StructuredHinge
 from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.report import RunReport
 from torchssvm.solvers.running_average import Average, SuffixAverage, UniformAverage, WeightedAverage
@@ -29,6 +29,7 @@ __all__ = [
     "LatentReport",
     "LatentTrainer",
     "Objective",
+    "PerturbedFenchelYoung",
     "Relative",
     "RunReport",
     "SoftmaxMargin",

@@ -1,4 +1,4 @@
-"""The losses that train the features: the structured hinge, and the softmax-margin, which is smooth."""
+"""The losses that train the features: the structured hinge, and two smooth ones, by marginals and by noise."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_number
+from torchssvm.core.arguments import check_flags, check_number, check_whole
 from torchssvm.core.likelihood import once_differentiable
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import as_structure
-from torchssvm.core.structure import Labeling, Structure, augmented, loss_by_name, per_example, reject_rows
+from torchssvm.core.structure import (
+    Labeling,
+    Structure,
+    as_decoding,
+    augmented,
+    loss_by_name,
+    per_example,
+    reject_rows,
+)
 
 
 class StructuredHinge(nn.Module):
@@ -133,6 +141,70 @@ class SoftmaxMargin(nn.Module):
             rest = rest - (temperature * shown.log_partition - inner(true, potentials.tensors))
         reject_rows(~torch.isfinite(rest), "the potentials of {rows} are not finite: check features and weights")
         return rest, {name: tensor - true[name] for name, tensor in mean.items()}
+
+
+class PerturbedFenchelYoung(nn.Module):
+    """The mean perturbed Fenchel-Young loss of a batch: ``(1/B) sum_i E max_y <p(y) - p(y_i), theta_i + sigma Z>``.
+
+    It is smooth for every structure that decodes, also where no marginals exist, as for matchings, cuts and programs
+    (Berthet et al., *Learning with Differentiable Perturbed Optimizers*, NeurIPS 2020; PyEPO's PFYL). Z is standard
+    normal noise on the first potentials, those of single parts, and the expectation a mean over samples. The gradient
+    is the mean of ``p(y) - p(y_i)`` over the outputs that are best with noise. The task loss does not occur.
+
+    For ordinary optimizers, like :class:`SoftmaxMargin`. Noise is drawn from torch's generator: ``torch.manual_seed``
+    repeats a run.
+
+    Args:
+        structure: What an output is.
+        sigma: The size of the noise, positive, in units of the scores.
+        samples: How many outputs of each example are decoded, at least 1.
+
+    Raises:
+        TypeError: ``structure`` is not a Structure.
+        ValueError: ``sigma`` is not positive and finite, or ``samples`` is less than 1.
+
+    Example:
+        >>> loss = PerturbedFenchelYoung(Multiclass(2), sigma=0.01)
+        >>> loss(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 1]))  # nearly max_y score(y) - score(y_i)
+        tensor(0.5...)
+    """
+
+    def __init__(self, structure: Structure, sigma: float = 1.0, samples: int = 10) -> None:
+        super().__init__()
+        self.structure = as_structure(structure)
+        self.sigma = check_number(sigma, "sigma", above=0.0)
+        self.samples = check_whole(samples, "samples")
+
+    def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:
+        """The mean over the batch, a scalar of the potentials' dtype.
+
+        Raises:
+            ValueError: Target or potentials are not valid, or the batch is empty.
+        """
+        potentials = _filled(potentials)
+        checked = self.structure.check_target(target, potentials)
+        target = self.structure._choose_target(potentials, target, checked)
+        rest, parts = self._at(potentials.detach(), target)
+        return _linear(rest.mean(), parts, potentials)
+
+    @torch.no_grad()
+    def _at(self, potentials: Potentials, target: Labeling) -> tuple[Tensor, Parts]:
+        """The mean ``<p(y) - p(y_i), sigma Z>``, ``[B]`` float64, and the mean ``p(y) - p(y_i)``."""
+        structure, (first, *_) = self.structure, potentials.tensors
+        known = structure.known_scores(potentials) or {}
+        rest, parts = torch.zeros(potentials.batch_size, dtype=torch.float64, device=potentials.device), None
+        with full_precision(potentials.device):
+            for _ in range(self.samples):
+                noise = self.sigma * torch.randn_like(potentials[first])
+                noisy = potentials.replace({**potentials.tensors, first: potentials[first] + noise})
+                best = as_decoding(structure._gated_argmax(noisy)).labeling
+                change = structure._difference(best, target, potentials)
+                rest += inner({first: change[first]}, {first: noise}) / self.samples
+                rest += inner({name: change[name] for name in known}, known) / self.samples if known else 0.0
+                share = scale(change, torch.full_like(rest, 1.0 / self.samples))
+                parts = share if parts is None else {name: parts[name] + share[name] for name in parts}
+        assert parts is not None
+        return rest, parts
 
 
 def _filled(given: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
