@@ -1,4 +1,4 @@
-"""The command ``torchssvm``: fit, validate, test and predict from a configuration file, and compile kernels ahead."""
+"""The command ``torchssvm``: runs from a configuration file, taggers of files, and kernels compiled ahead."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ def main(args: Sequence[str] | None = None) -> None:
     ``LightningDataModule``; all options of the ``Trainer`` are options here. ImportError: Lightning or jsonargparse is
     missing.
 
-    ``torchssvm warm`` compiles kernels, see :func:`torchssvm.warm.main`; it needs neither.
+    ``torchssvm warm`` compiles kernels, see :func:`torchssvm.warm.main`; ``torchssvm train``, ``tag`` and ``eval`` are
+    for files of tokens, see :mod:`torchssvm.tag_files`. They need neither.
     """
     args = sys.argv[1:] if args is None else list(args)
+    if args[:1] and args[0] in ("train", "tag", "eval"):
+        from torchssvm import tag_files
+
+        return tag_files.main(args)
     if args[:1] == ["warm"]:
         from torchssvm import warm
 

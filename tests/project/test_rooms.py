@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "datasets": {"compiler", "core", "structures", "steps"},
     "models": {"core", "structures", "datasets"},
     "warm": {"compiler", "core", "structures", "solvers"},
-    "cli": {"core", "lightning", "warm"},
+    "tag_files": {"core", "datasets", "deployment", "estimators"},
+    "cli": {"core", "lightning", "warm", "tag_files"},
 }
 """From the ground up. A structure knows nothing of duals; only ``lightning`` and the data modules import Lightning."""
 
