@@ -213,9 +213,9 @@ def rows_in_order(examples: range, batch_size: int, lengths: Tensor | None = Non
 
 
 def _of_similar_length(lengths: Tensor, batch_size: int) -> list[Sequence[int]]:
-    num_examples = len(lengths)
-    ordered, order = lengths.sort(stable=True)
-    squares, numbers = (ordered.double() ** 2).tolist(), order.tolist()
+    sizes = lengths.tolist()  # sorting a few numbers takes torch as long as some thousands
+    num_examples, numbers = len(sizes), sorted(range(len(sizes)), key=sizes.__getitem__)
+    squares = [float(sizes[row]) ** 2 for row in numbers]
     mean = sum(squares) / max(num_examples, 1)
     most = batch_size * mean
     rows: list[Sequence[int]] = []
@@ -226,7 +226,7 @@ def _of_similar_length(lengths: Tensor, batch_size: int) -> list[Sequence[int]]:
             rows.append(numbers[start:end])
             start = end
     # The memory of a training set is estimated from its first batch: one of mean length, not the shortest.
-    typical = next((k for k, batch in enumerate(rows) if float(lengths[batch[-1]]) ** 2 >= mean), 0)
+    typical = next((k for k, batch in enumerate(rows) if float(sizes[batch[-1]]) ** 2 >= mean), 0)
     return [*rows[typical : typical + 1], *rows[:typical], *rows[typical + 1 :]]
 
 

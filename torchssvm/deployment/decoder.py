@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
@@ -168,7 +169,7 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
     if not lengths or min(lengths) < 1:
         raise ValueError(f"sentences have the lengths {lengths}: give at least one sentence, each with a token")
     lists = FeatureLists(sentences, vocabulary)
-    return lists.batch(torch.arange(len(lengths))), lists.lengths
+    return lists.batch(np.arange(len(lengths))), lists.lengths
 
 
 _SIZES = ("num_states", "num_classes", "num_labels", "pairwise", "shared", "parent", "shapes")

@@ -484,9 +484,11 @@ class SequenceEstimator(CalibratedEstimator):
         with naming(torch.tensor(full)):
             self._check_kind(sequences)
             self._check_names(sequences)
-            named = self._kind == NAMED
-            rows = FeatureLists(sequences, self.vocabulary_ or {}) if named else rows_of(sequences, self.n_features_in_)
-        lengths, features = torch.tensor([size_of(sequence) for sequence in sequences]), batches_of(rows)
+            if self._kind == NAMED:
+                features: Any = FeatureLists(sequences, self.vocabulary_ or {}).tokens
+            else:
+                features = batches_of(rows_of(sequences, self.n_features_in_))
+        lengths = torch.tensor([size_of(sequence) for sequence in sequences])
         for chosen in rows_in_order(range(len(full)), 256, lengths):
             places = np.asarray(chosen)
             with torch.no_grad():  # not around the yield: where the caller raises, it would stay

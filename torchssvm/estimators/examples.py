@@ -408,7 +408,7 @@ def batches_of(X: Any) -> Callable[[np.ndarray], Any]:
     ``X`` comes from :func:`rows_of`, or is lists of named features.
     """
     if isinstance(X, FeatureLists):
-        return lambda places: X.batch(torch.from_numpy(places))
+        return X.batch
     if not sparse.issparse(X[0]):
         return lambda places: padded([X[i] for i in places], 0.0)
     ends = np.cumsum([0, *(rows.shape[0] for rows in X)])

@@ -22,7 +22,6 @@ from torchssvm.core.sparse_features import (
     SparseFeatures,
     TokenLists,
     as_lists,
-    check_lists,
     padded_product,
     respond,
 )
@@ -342,14 +341,17 @@ class SparseLinearChain(LinearChain):
             TypeError: ``x`` is not :class:`SparseFeatures`.
             ValueError: A shape, a column or a length does not fit.
         """
-        lists = None if plain() else as_lists(x, self.in_features, self.emission.dtype)
-        batch, longest = check_shape(check_lists(x).columns, "x.columns", "B", "N", "P").shape[:2]
-        lengths, span = read_span(lengths, batch, longest, x.columns.device)
         extra = (self.bias, self.start_transitions, self.end_transitions)
-        if lists is None:  # their number differs from batch to batch, which a graph does not take
-            emission = padded_product(x, self.emission) + everywhere(longest, lengths, *extra)
+        if plain():  # the number of features differs from batch to batch, which a graph does not take
+            products = padded_product(x, self.emission)
+            batch, longest, _ = products.shape
+            lengths, _ = read_span(lengths, batch, longest, products.device)
             pairs = self.transition.expand(batch, *self.transition.shape)
-            return Potentials({"emission": emission, "transition": pairs}, lengths)
+            return Potentials(
+                {"emission": products + everywhere(longest, lengths, *extra), "transition": pairs}, lengths
+            )
+        lists = as_lists(x, self.in_features, self.emission.dtype)
+        lengths, span = read_span(lengths, *lists.shape, lists.columns.device)
         with full_precision(self.emission.device):
             if transformed():
                 emission = lists.emission(self.emission) + everywhere(longest, lengths, *extra)
