@@ -7,7 +7,7 @@ import functools
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple
@@ -96,25 +96,22 @@ def padded_sequences(
     return padded_lists(start, (ends[token + 1] - start) * real, columns, values)
 
 
-def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[tuple[Sequence[str], Sequence[float]]]:
-    """The features of each token, their names and values: a text becomes ``name=text`` with the value 1, True is 1.
+def read_token(token: Any, place: tuple[int, int], names: list[str], values: list[float]) -> None:
+    """Append the names and values of the features of a token, which has a ``place``: sequence and token.
 
-    Those of a dictionary, a list or a set in a dictionary are ``name:inner``, as CRFsuite calls them, at any depth, and
-    0 is left out. A token is ``{name: bool, text or number}``, or a list or set of names, each of the value 1.
+    A token is ``{name: bool, text or number}``, or a list or set of names, each of the value 1. A text becomes
+    ``name=text`` with the value 1, True is 1, and 0 is left out. Names in a dictionary, a list or a set in a dictionary
+    become ``name:inner``, as CRFsuite calls them, at any depth.
     """
-    for place, sequence in enumerate(X):
-        for at, token in enumerate(sequence):
-            if (names := _names_in(token)) is not None:
-                yield names, [1.0] * len(names)
-            elif isinstance(token, dict | Mapping):
-                features: tuple[list[str], list[float]] = [], []
-                _read_values(token, "", (place, at), *features)
-                yield features
-            else:
-                raise TypeError(
-                    f"{_where(place, at)} is a {type(token).__name__}: give {{name: text, number or bool}}, or a list "
-                    "of names"
-                )
+    if (given := _names_in(token)) is not None:
+        names.extend(given)
+        values.extend([1.0] * len(given))
+    elif isinstance(token, dict | Mapping):
+        _read_values(token, "", place, names, values)
+    else:
+        raise TypeError(
+            f"{_where(*place)} is a {type(token).__name__}: give {{name: text, number or bool}}, or a list of names"
+        )
 
 
 def _where(place: int, at: int) -> str:
@@ -129,7 +126,7 @@ def _names_in(value: Any) -> Sequence[str] | None:
         "".join(value)  # takes texts alone, and a sixth of the time of a check of each
     except TypeError:
         return None
-    return sorted(value) if isinstance(value, Set) else value
+    return sorted(value) if isinstance(value, set | frozenset) else value
 
 
 _LISTS = (list, tuple, set, frozenset)
@@ -178,10 +175,12 @@ class FeatureLists:
         columns: list[int] = []
         values: list[float] = []
         ends = [0]
-        for names, its_values in named_tokens(X):
+        for place, sequence in enumerate(X):
+            names: list[str] = []
+            for at, token in enumerate(sequence):
+                read_token(token, (place, at), names, values)
+                ends.append(len(values))
             columns.extend(columns_of(names))
-            values.extend(its_values)
-            ends.append(len(columns))
         lengths = np.array([len(sequence) for sequence in X], np.int64)
         with np.errstate(over="ignore"):  # to inf, silently as in torch
             numbers = np.array(values, np.float32)
@@ -194,7 +193,10 @@ class FeatureLists:
             rows = np.concatenate([[0], real.cumsum()])[rows]
             columns, values = columns[real], None if values is None else values[real]
         ones = values is None or (values == 1.0).all()
-        self.lengths, self.offsets = torch.from_numpy(lengths), torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))
+        self.lengths, self.offsets = (
+            torch.from_numpy(lengths),
+            torch.from_numpy(np.concatenate([[0], lengths.cumsum()])),
+        )
         self.rows, self.columns = torch.from_numpy(rows), torch.from_numpy(columns)
         self.values = None if ones else torch.from_numpy(values)
 
@@ -239,7 +241,9 @@ class NamedLists(FeatureLists):
         more._read(X, lambda names: map(numbers.__getitem__, names))
         values = None
         if self.values is not None or more.values is not None:
-            values = np.concatenate([np.ones(len(o.columns), np.float32) if o.values is None else o.values for o in (self, more)])
+            values = np.concatenate(
+                [np.ones(len(o.columns), np.float32) if o.values is None else o.values for o in (self, more)]
+            )
         rows = np.concatenate([self.rows, self.rows[-1] + more.rows[1:]])
         lengths, columns = (np.concatenate([getattr(o, name) for o in (self, more)]) for name in ("lengths", "columns"))
         joined._set(lengths, rows, columns, values)

@@ -131,8 +131,9 @@ class LinearChain(LinearHead):
                 emission = product(x, self.emission)
             elif transformed() or plain():
                 emission = product(x, self.emission) + everywhere(longest, lengths, *extra)
-            else:
-                emission = _Emission.apply(x, lengths, self.emission, *extra)
+            else:  # a prediction needs no node: making one takes as long as decoding a short chain
+                of = _Emission.apply if torch.is_grad_enabled() else _emission
+                emission = of(x, lengths, self.emission, *extra)
             features = x.detach() if x.requires_grad else x
         return self._potentials(
             emission,
@@ -204,15 +205,20 @@ def everywhere(
     return total
 
 
+def _emission(x: Tensor, lengths: Tensor, weight: Tensor, *extra: Tensor | None) -> Tensor:
+    """``W x[t] + bias + [t first] first + [t last] end``; each of the last three may be None."""
+    with torch_threads(x.numel() * len(weight)):
+        return add_biases(x @ weight.t(), lengths, *extra)  # in the precision that the head has set
+
+
 class _Emission(torch.autograd.Function):
-    """``W x[t] + bias + [t first] first + [t last] end`` in one autograd node; each of the last three may be None."""
+    """:func:`_emission` in one autograd node."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: Tensor, weight: Tensor, *extra: Tensor | None) -> Tensor:
         # The weight is saved only if needed: steps change it in place.
         ctx.save_for_backward(x, lengths, weight if ctx.needs_input_grad[0] else None)
-        with torch_threads(x.numel() * len(weight)):
-            return add_biases(x @ weight.t(), lengths, *extra)  # in the precision that the head has set
+        return _emission(x, lengths, weight, *extra)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -356,8 +362,9 @@ class SparseLinearChain(LinearChain):
             if transformed():
                 emission = lists.emission(self.emission) + everywhere(longest, lengths, *extra)
             else:
-                given = lists.values, self.emission, *extra, lists, lengths, self.sparse_gradient
-                emission = SparseEmission.apply(*given)
+                given = lists.values, self.emission, *extra, lists, lengths
+                grad = torch.is_grad_enabled()
+                emission = SparseEmission.apply(*given, self.sparse_gradient) if grad else _sparse_emission(*given)
         return self._potentials(
             emission,
             lengths,
@@ -368,30 +375,34 @@ class SparseLinearChain(LinearChain):
         )
 
 
+def _sparse_emission(
+    values: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    first: Tensor | None,
+    end: Tensor | None,
+    lists: TokenLists,
+    lengths: Tensor,
+) -> Tensor:
+    """``x W + bias + [t first] first + [t last] end`` ``[B, N, K]`` for sparse features."""
+    with torch_threads(lists.columns.numel() * weight.shape[1]):  # else torch shares even one sentence
+        flat = functional.embedding_bag(
+            lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
+        )
+    return add_biases(flat.view(*lists.shape, weight.shape[1]), lengths, bias, first, end)
+
+
 class SparseEmission(torch.autograd.Function):
-    """``x W + bias + [t first] first + [t last] end`` for sparse features; the gradient of W is sparse if asked for."""
+    """:func:`_sparse_emission` in one autograd node; the gradient of W is sparse if asked for."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        values: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        first: Tensor | None,
-        end: Tensor | None,
-        lists: TokenLists,
-        lengths: Tensor,
-        sparse: bool,
-    ) -> Tensor:
-        """``[B, N, K]``; ``values`` is a separate argument to get a gradient."""
+    def forward(ctx: Any, values: Tensor | None, weight: Tensor, *rest: Any) -> Tensor:
+        """``values`` is a separate argument to get a gradient; the last argument says whether W's is sparse."""
+        *extra, lists, lengths, sparse = rest
         ctx.lists, ctx.sparse, ctx.rows = replace(lists, values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values, lengths, weight if needs[0] else None)
-        with torch_threads(lists.columns.numel() * weight.shape[1]):  # else torch shares even one sentence
-            flat = functional.embedding_bag(
-                lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
-            )
-        return add_biases(flat.view(*lists.shape, weight.shape[1]), lengths, bias, first, end)
+        return _sparse_emission(values, weight, *extra, lists, lengths)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
