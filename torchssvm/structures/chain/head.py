@@ -131,9 +131,8 @@ class LinearChain(LinearHead):
                 emission = product(x, self.emission)
             elif transformed() or plain():
                 emission = product(x, self.emission) + everywhere(longest, lengths, *extra)
-            else:  # a prediction needs no node: making one takes as long as decoding a short chain
-                of = _Emission.apply if torch.is_grad_enabled() else _emission
-                emission = of(x, lengths, self.emission, *extra)
+            else:
+                emission = _emission(x, lengths, self.emission, *extra)
             features = x.detach() if x.requires_grad else x
         return self._potentials(
             emission,
@@ -207,12 +206,14 @@ def everywhere(
 
 def _emission(x: Tensor, lengths: Tensor, weight: Tensor, *extra: Tensor | None) -> Tensor:
     """``W x[t] + bias + [t first] first + [t last] end``; each of the last three may be None."""
+    if torch.is_grad_enabled():  # a node takes as long to make as a short chain to decode
+        return _Emission.apply(x, lengths, weight, *extra)
     with torch_threads(x.numel() * len(weight)):
         return add_biases(x @ weight.t(), lengths, *extra)  # in the precision that the head has set
 
 
 class _Emission(torch.autograd.Function):
-    """:func:`_emission` in one autograd node."""
+    """:func:`_emission` in one autograd node; ``forward`` runs without gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: Tensor, weight: Tensor, *extra: Tensor | None) -> Tensor:
@@ -362,9 +363,7 @@ class SparseLinearChain(LinearChain):
             if transformed():
                 emission = lists.emission(self.emission) + everywhere(longest, lengths, *extra)
             else:
-                given = lists.values, self.emission, *extra, lists, lengths
-                grad = torch.is_grad_enabled()
-                emission = SparseEmission.apply(*given, self.sparse_gradient) if grad else _sparse_emission(*given)
+                emission = sparse_emission(lists.values, self.emission, *extra, lists, lengths, self.sparse_gradient)
         return self._potentials(
             emission,
             lengths,
@@ -375,7 +374,7 @@ class SparseLinearChain(LinearChain):
         )
 
 
-def _sparse_emission(
+def sparse_emission(
     values: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
@@ -383,8 +382,11 @@ def _sparse_emission(
     end: Tensor | None,
     lists: TokenLists,
     lengths: Tensor,
+    sparse: bool,
 ) -> Tensor:
-    """``x W + bias + [t first] first + [t last] end`` ``[B, N, K]`` for sparse features."""
+    """``x W + bias + [t first] first + [t last] end``, ``[B, N, K]``; the gradient of W is ``sparse`` if asked for."""
+    if torch.is_grad_enabled():
+        return _SparseEmission.apply(values, weight, bias, first, end, lists, lengths, sparse)
     with torch_threads(lists.columns.numel() * weight.shape[1]):  # else torch shares even one sentence
         flat = functional.embedding_bag(
             lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
@@ -392,17 +394,17 @@ def _sparse_emission(
     return add_biases(flat.view(*lists.shape, weight.shape[1]), lengths, bias, first, end)
 
 
-class SparseEmission(torch.autograd.Function):
-    """:func:`_sparse_emission` in one autograd node; the gradient of W is sparse if asked for."""
+class _SparseEmission(torch.autograd.Function):
+    """:func:`sparse_emission` in one autograd node; ``forward`` runs without gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor | None, weight: Tensor, *rest: Any) -> Tensor:
-        """``values`` is a separate argument to get a gradient; the last argument says whether W's is sparse."""
-        *extra, lists, lengths, sparse = rest
+        """``values`` is a separate argument to get a gradient."""
+        *_, lists, lengths, sparse = rest
         ctx.lists, ctx.sparse, ctx.rows = replace(lists, values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values, lengths, weight if needs[0] else None)
-        return _sparse_emission(values, weight, *extra, lists, lengths)
+        return sparse_emission(values, weight, *rest)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
