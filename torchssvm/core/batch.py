@@ -364,13 +364,13 @@ def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         raise ValueError(f"mask has no True in {row_name(int(empty.nonzero()[0, 0]))}: leave the example out")
     longest = int(lengths.max()) if len(lengths) else 0
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    order = (order + mask.shape[1] * torch.arange(len(mask), device=mask.device).unsqueeze(1)).flatten()
     padding = torch.arange(longest, device=mask.device) >= lengths.unsqueeze(1)
-    rows = torch.arange(len(mask), device=mask.device).unsqueeze(1)
 
     def packed(tensor: Tensor) -> Tensor:
         fill = 0 if tensor.is_floating_point() or tensor.dtype == torch.bool else -1
-        beyond = padding.view(*padding.shape, *[1] * (tensor.ndim - 2))
-        return tensor[rows, order].masked_fill(beyond, fill)
+        chosen = tensor.flatten(0, 1).index_select(0, order).view(*padding.shape, *tensor.shape[2:])
+        return chosen.masked_fill_(padding.view(*padding.shape, *[1] * (tensor.ndim - 2)), fill)
 
     return (*map(packed, tensors), lengths)
 
