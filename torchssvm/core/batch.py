@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
@@ -204,16 +205,15 @@ def in_order(
     return _InOrder(range(n), batch_size, lengths, fetcher(dataset, collate_fn))
 
 
-def rows_in_order(examples: range, batch_size: int, lengths: Tensor | None = None) -> list[Sequence[int]]:
+def rows_in_order(examples: range, batch_size: int, lengths: Tensor | np.ndarray | None = None) -> list[Sequence[int]]:
     """The examples of every batch of :func:`in_order`; ``lengths`` ``[n]`` is of all examples."""
     if lengths is None:
         return [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
     chosen = lengths[examples.start : examples.stop]
-    return [[examples[row] for row in rows] for rows in _of_similar_length(chosen, batch_size)]
+    return [[examples[row] for row in rows] for rows in _of_similar_length(chosen.tolist(), batch_size)]
 
 
-def _of_similar_length(lengths: Tensor, batch_size: int) -> list[Sequence[int]]:
-    sizes = lengths.tolist()  # sorting a few numbers takes torch as long as some thousands
+def _of_similar_length(sizes: list[int], batch_size: int) -> list[Sequence[int]]:
     num_examples, numbers = len(sizes), sorted(range(len(sizes)), key=sizes.__getitem__)
     squares = [float(sizes[row]) ** 2 for row in numbers]
     mean = sum(squares) / max(num_examples, 1)

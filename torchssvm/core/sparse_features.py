@@ -157,6 +157,13 @@ def _read_values(
             )
 
 
+def _ends(counts: np.ndarray) -> np.ndarray:
+    """0, and the sum of the counts up to each: ``[n + 1]`` int64."""
+    ends = np.zeros(len(counts) + 1, np.int64)
+    counts.cumsum(out=ends[1:])
+    return ends
+
+
 class FeatureLists:
     """The features of sequences that have a column in ``vocabulary``, token after token.
 
@@ -181,24 +188,21 @@ class FeatureLists:
                 read_token(token, (place, at), names, values)
                 ends.append(len(values))
             columns.extend(columns_of(names))
-        lengths = np.array([len(sequence) for sequence in X], np.int64)
-        with np.errstate(over="ignore"):  # to inf, silently as in torch
-            numbers = np.array(values, np.float32)
+        lengths, numbers = np.array([len(sequence) for sequence in X], np.int64), None
+        if values.count(1.0) < len(values):
+            with np.errstate(over="ignore"):  # to inf, silently as in torch
+                numbers = np.array(values, np.float32)
         self._set(lengths, np.array(ends, np.int64), np.array(columns, np.int32), numbers)
 
     def _set(self, lengths: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.ndarray | None) -> None:
         """Set the attributes; features of the column -1 are left out."""
         real = columns >= 0
         if not real.all():
-            rows = np.concatenate([[0], real.cumsum()])[rows]
+            rows = _ends(real)[rows]
             columns, values = columns[real], None if values is None else values[real]
-        ones = values is None or (values == 1.0).all()
-        self.lengths, self.offsets = (
-            torch.from_numpy(lengths),
-            torch.from_numpy(np.concatenate([[0], lengths.cumsum()])),
-        )
+        self.lengths, self.offsets = torch.from_numpy(lengths), torch.from_numpy(_ends(lengths))
         self.rows, self.columns = torch.from_numpy(rows), torch.from_numpy(columns)
-        self.values = None if ones else torch.from_numpy(values)
+        self.values = None if values is None or (values == 1.0).all() else torch.from_numpy(values)
 
     def has_beyond(self, column: int, first: int) -> bool:
         """Whether one of the ``first`` sequences has a feature at this column or behind it."""

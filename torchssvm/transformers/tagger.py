@@ -508,8 +508,6 @@ class TaggerDecoder(nn.Module):
             words = torch.zeros_like(hidden).scatter(1, place.unsqueeze(2).expand(hidden.shape), hidden)
             potentials = tagger.head(words, lengths).detach()
             tags: Tensor = (
-                self.rule(potentials.tensors, lengths)
-                if plain()
-                else tagger.head.structure.argmax(potentials).labeling
+                self.rule(potentials.tensors, lengths) if plain() else tagger.head.structure.argmax(potentials).labeling
             )
             return tags.gather(1, place).masked_fill(~word_mask, NO_WORD)
