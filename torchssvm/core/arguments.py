@@ -68,12 +68,17 @@ def check_several(value: Any, name: str, form: str = "a list of numbers") -> Non
 
 
 def check_readable(value: Any, name: str) -> None:
-    """Raise ValueError for masked arrays, whose mask NumPy ignores, and for sets and dictionaries, without order."""
+    """Raise ValueError for masked arrays, whose mask NumPy ignores, and where :func:`check_ordered` does."""
     several = isinstance(value, list | tuple)
     for place, array in enumerate(value if several else [value]):
         if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
             whole = f"{name}[{place}]" if several else name
             raise ValueError(f"{whole} has masked values: fill them with numbers, or leave these examples out")
+    check_ordered(value, name)
+
+
+def check_ordered(value: Any, name: str) -> None:
+    """Raise ValueError for sets and dictionaries, without order."""
     if isinstance(value, Set | Mapping | MappingView) and not hasattr(value, "shape"):  # SciPy has a dictionary of keys
         raise ValueError(f"{name} is a {type(value).__name__}: give a list, since its order counts")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
@@ -204,18 +205,17 @@ def in_order(
     return _InOrder(range(n), batch_size, lengths, fetcher(dataset, collate_fn))
 
 
-def rows_in_order(examples: range, batch_size: int, lengths: Tensor | None = None) -> list[Sequence[int]]:
+def rows_in_order(examples: range, batch_size: int, lengths: Tensor | np.ndarray | None = None) -> list[Sequence[int]]:
     """The examples of every batch of :func:`in_order`; ``lengths`` ``[n]`` is of all examples."""
     if lengths is None:
         return [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
     chosen = lengths[examples.start : examples.stop]
-    return [[examples[row] for row in rows] for rows in _of_similar_length(chosen, batch_size)]
+    return [[examples[row] for row in rows] for rows in _of_similar_length(chosen.tolist(), batch_size)]
 
 
-def _of_similar_length(lengths: Tensor, batch_size: int) -> list[Sequence[int]]:
-    num_examples = len(lengths)
-    ordered, order = lengths.sort(stable=True)
-    squares, numbers = (ordered.double() ** 2).tolist(), order.tolist()
+def _of_similar_length(sizes: list[int], batch_size: int) -> list[Sequence[int]]:
+    num_examples, numbers = len(sizes), sorted(range(len(sizes)), key=sizes.__getitem__)
+    squares = [float(sizes[row]) ** 2 for row in numbers]
     mean = sum(squares) / max(num_examples, 1)
     most = batch_size * mean
     rows: list[Sequence[int]] = []
@@ -226,7 +226,7 @@ def _of_similar_length(lengths: Tensor, batch_size: int) -> list[Sequence[int]]:
             rows.append(numbers[start:end])
             start = end
     # The memory of a training set is estimated from its first batch: one of mean length, not the shortest.
-    typical = next((k for k, batch in enumerate(rows) if float(lengths[batch[-1]]) ** 2 >= mean), 0)
+    typical = next((k for k, batch in enumerate(rows) if float(sizes[batch[-1]]) ** 2 >= mean), 0)
     return [*rows[typical : typical + 1], *rows[:typical], *rows[typical + 1 :]]
 
 
@@ -364,13 +364,13 @@ def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         raise ValueError(f"mask has no True in {row_name(int(empty.nonzero()[0, 0]))}: leave the example out")
     longest = int(lengths.max()) if len(lengths) else 0
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    order = (order + mask.shape[1] * torch.arange(len(mask), device=mask.device).unsqueeze(1)).flatten()
     padding = torch.arange(longest, device=mask.device) >= lengths.unsqueeze(1)
-    rows = torch.arange(len(mask), device=mask.device).unsqueeze(1)
 
     def packed(tensor: Tensor) -> Tensor:
         fill = 0 if tensor.is_floating_point() or tensor.dtype == torch.bool else -1
-        beyond = padding.view(*padding.shape, *[1] * (tensor.ndim - 2))
-        return tensor[rows, order].masked_fill(beyond, fill)
+        chosen = tensor.flatten(0, 1).index_select(0, order).view(*padding.shape, *tensor.shape[2:])
+        return chosen.masked_fill_(padding.view(*padding.shape, *[1] * (tensor.ndim - 2)), fill)
 
     return (*map(packed, tensors), lengths)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from torchssvm.compiler.jit import Kernel
 from torchssvm.core.threads import run_in_chunks
@@ -45,11 +46,11 @@ _LINE = 64  # bytes of a cache line
 
 
 def fits_numba(*tensors: Tensor) -> bool:
-    """Whether Numba's kernels take these tensors: on the CPU, contiguous, not of half precision or being traced."""
+    """Whether Numba's kernels take these tensors: on the CPU, contiguous, not fake, of half precision or traced."""
     for tensor in tensors:
         if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.dtype in (torch.float16, torch.bfloat16):
             return False
-    return not torch.compiler.is_compiling()
+    return not (torch.compiler.is_compiling() or isinstance(tensors[0], FakeTensor))
 
 
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -46,23 +44,9 @@ def define(
     return getattr(torch.ops.torchssvm, name).default
 
 
-_here = threading.local()
-
-
 def plain() -> bool:
-    """Whether torch traces what runs now (``torch.compile``, ``torch.export``), or plain operators were asked for."""
-    return torch.compiler.is_compiling() or getattr(_here, "asked", False)
-
-
-@contextmanager
-def plain_operators() -> Iterator[None]:
-    """Use plain operators in this thread, as when tracing."""
-    before = getattr(_here, "asked", False)
-    _here.asked = True
-    try:
-        yield
-    finally:
-        _here.asked = before
+    """Whether torch traces what runs now (``torch.compile``, ``torch.export``) and takes plain operators alone."""
+    return torch.compiler.is_compiling()
 
 
 _sources = WeakIdKeyDictionary()  # of device tensors: the CPU tensor with their numbers, and the versions of both

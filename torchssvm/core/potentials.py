@@ -128,14 +128,14 @@ class Potentials:
         self.index: Tensor | None = None
         self.examined = False
         self.min_length = self.max_length = None
-        sizes = [tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()]
-        if None in sizes or any(size != sizes[0] for size in sizes):
-            raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
-        self._note()
-        if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
-            raise TypeError(f"tensors={sorted({str(t.dtype) for t in self.tensors.values()})} must have one dtype")
+        first = next(iter(self.tensors.values()))
         for tensor in self.tensors.values():
+            if not tensor.ndim or tensor.shape[0] != first.shape[0]:
+                raise ValueError(f"tensors={_shapes(self.tensors)} must share their first axis, the batch")
+            if tensor.dtype is not first.dtype:
+                raise TypeError(f"tensors={sorted({str(t.dtype) for t in self.tensors.values()})} must have one dtype")
             check_tensor(tensor, "potentials")
+        self._note()
         for name, rows in self.ragged.items():
             if type(rows) is not int:  # the usual case is quick: this runs in every step
                 self.ragged[name] = check_whole(rows, f"ragged[{name!r}]", -(2**63))

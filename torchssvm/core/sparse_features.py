@@ -7,8 +7,8 @@ import functools
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -74,12 +74,12 @@ def padded_lists(start: np.ndarray, count: np.ndarray, columns: Tensor, values: 
     return SparseFeatures(torch.from_numpy(chosen), torch.from_numpy(factors))
 
 
-def padded_tokens(offsets: Tensor, index: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def padded_tokens(offsets: Tensor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of sequences side by side: their numbers ``[B, N]`` int64, 0 in the padding, and a mask of the others.
 
-    Sequence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``; ``index`` ``[B]`` int64 chooses sequences.
+    Sequence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``; ``rows`` ``[B]`` int64 chooses sequences.
     """
-    ends, rows = offsets.numpy(), index.numpy()
+    ends = offsets.numpy()
     start = ends[rows]
     length = ends[rows + 1] - start
     place = np.arange(length.max())
@@ -96,57 +96,72 @@ def padded_sequences(
     return padded_lists(start, (ends[token + 1] - start) * real, columns, values)
 
 
-def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[Iterable[tuple[str, float]]]:
-    """The features of each token, by name: a text becomes ``name=text`` with the value 1, True is 1, 0 is left out.
+def read_token(token: Any, place: tuple[int, int], names: list[str], values: list[float]) -> None:
+    """Append the names and values of the features of a token, which has a ``place``: sequence and token.
 
-    Those of a dictionary, a list or a set in a dictionary are ``name:inner``, as CRFsuite calls them, at any depth. A
-    token is ``{name: bool, text or number}``, or a list or set of names, each of the value 1.
+    A token is ``{name: bool, text or number}``, or a list or set of names, each of the value 1. A text becomes
+    ``name=text`` with the value 1, True is 1, and 0 is left out. Names in a dictionary, a list or a set in a dictionary
+    become ``name:inner``, as CRFsuite calls them, at any depth.
     """
-    for place, sequence in enumerate(X):
-        for at, token in enumerate(sequence):
-            if isinstance(token, dict | Mapping):
-                yield _values_of(token, (place, at))
-            elif _holds_names(token):
-                yield _ones(token)
-            else:
-                raise TypeError(
-                    f"{_where(place, at)} is a {type(token).__name__}: give {{name: text, number or bool}}, or a list "
-                    "of names"
-                )
+    if (given := _names_in(token)) is not None:
+        names.extend(given)
+        values.extend([1.0] * len(given))
+    elif isinstance(token, dict | Mapping):
+        _read_values(token, "", place, names, values)
+    else:
+        raise TypeError(
+            f"{_where(*place)} is a {type(token).__name__}: give {{name: text, number or bool}}, or a list of names"
+        )
 
 
 def _where(place: int, at: int) -> str:
     return f"token {at} of sequence {number_of(place)}"
 
 
-def _holds_names(value: Any) -> bool:
-    return isinstance(value, list | tuple | set | frozenset) and all([isinstance(name, str) for name in value])
+def _names_in(value: Any) -> Sequence[str] | None:
+    """A list or set of texts as a list, sets in alphabetical order, which is one in all processes; None for others."""
+    if not isinstance(value, _LISTS):
+        return None
+    try:
+        "".join(value)  # takes texts alone, and a sixth of the time of a check of each
+    except TypeError:
+        return None
+    return sorted(value) if isinstance(value, set | frozenset) else value
 
 
-def _ones(names: Collection[str]) -> Iterable[tuple[str, float]]:
-    """Each name with the value 1; sets in alphabetical order, as their order differs between processes."""
-    return zip(sorted(names) if isinstance(names, Set) else names, itertools.repeat(1.0), strict=False)
-
-
+_LISTS = (list, tuple, set, frozenset)
 _NUMBER = (bool, float, int, Real, np.bool_)  # the usual ones first: a check of Real is slow
 
 
-def _values_of(token: Mapping[Any, Any], place: tuple[int, int]) -> Iterator[tuple[str, float]]:
+def _read_values(
+    token: Mapping[Any, Any], prefix: str, place: tuple[int, int], names: list[str], values: list[float]
+) -> None:
+    """Append the names, behind ``prefix``, and the values of a dictionary's features."""
     for name, value in token.items():
         if isinstance(value, str):
-            yield f"{name}={value}", 1.0
+            names.append(f"{prefix}{name}={value}")
+            values.append(1.0)
         elif isinstance(name, str) and isinstance(value, _NUMBER) and abs(value) <= _LARGEST:  # type: ignore[operator]
             if value:
-                yield name, float(value)
+                names.append(prefix + name)
+                values.append(float(value))
         elif isinstance(value, Mapping):
-            yield from ((f"{name}:{inner}", number) for inner, number in _values_of(value, place))
-        elif _holds_names(value):
-            yield from ((f"{name}:{inner}", number) for inner, number in _ones(value))
+            _read_values(value, f"{prefix}{name}:", place, names, values)
+        elif (inside := _names_in(value)) is not None:
+            names.extend(f"{prefix}{name}:{inner}" for inner in inside)
+            values.extend([1.0] * len(inside))
         else:
             raise ValueError(
                 f"{_where(*place)} has the feature {name!r}={value!r}: names are texts, values texts, finite numbers "
                 "or bools"
             )
+
+
+def _ends(counts: np.ndarray) -> np.ndarray:
+    """0, and the sum of the counts up to each: ``[n + 1]`` int64."""
+    ends = np.zeros(len(counts) + 1, np.int64)
+    counts.cumsum(out=ends[1:])
+    return ends
 
 
 class FeatureLists:
@@ -161,33 +176,54 @@ class FeatureLists:
     """
 
     def __init__(self, X: Sequence[Sequence[Any]], vocabulary: Mapping[str, int]) -> None:
-        self._read(X, vocabulary.get)
+        self._read(X, lambda names: map(vocabulary.get, names, itertools.repeat(-1)))
 
-    def _read(self, X: Sequence[Sequence[Any]], find: Callable[[str], int | None]) -> None:
+    def _read(self, X: Sequence[Sequence[Any]], columns_of: Callable[[Sequence[str]], Iterable[int]]) -> None:
         columns: list[int] = []
         values: list[float] = []
         ends = [0]
-        for token in named_tokens(X):
-            for name, value in token:
-                if (column := find(name)) is not None:
-                    columns.append(column)
-                    values.append(value)
-            ends.append(len(columns))
-        lengths, numbers = torch.tensor([len(sequence) for sequence in X]), torch.tensor(values, dtype=torch.float32)
-        self._set(lengths, torch.tensor(ends), torch.tensor(columns, dtype=torch.int32), numbers)
+        for place, sequence in enumerate(X):
+            names: list[str] = []
+            for at, token in enumerate(sequence):
+                read_token(token, (place, at), names, values)
+                ends.append(len(values))
+            columns.extend(columns_of(names))
+        lengths, numbers = np.array([len(sequence) for sequence in X], np.int64), None
+        if values.count(1.0) < len(values):
+            with np.errstate(over="ignore"):  # to inf, silently as in torch
+                numbers = np.array(values, np.float32)
+        self._set(lengths, np.array(ends, np.int64), np.array(columns, np.int32), numbers)
 
-    def _set(self, lengths: Tensor, rows: Tensor, columns: Tensor, values: Tensor | None) -> None:
-        self.lengths, self.rows, self.columns = lengths, rows, columns
-        self.offsets = torch.from_numpy(np.concatenate([[0], lengths.numpy().cumsum()]))
-        self.values = None if values is None or (values.numpy() == 1.0).all() else values
+    def _set(self, lengths: np.ndarray, rows: np.ndarray, columns: np.ndarray, values: np.ndarray | None) -> None:
+        """Set the attributes; features of the column -1 are left out."""
+        real = columns >= 0
+        if not real.all():
+            rows = _ends(real)[rows]
+            columns, values = columns[real], None if values is None else values[real]
+        self.lengths, self.offsets = torch.from_numpy(lengths), torch.from_numpy(_ends(lengths))
+        self.rows, self.columns = torch.from_numpy(rows), torch.from_numpy(columns)
+        self.values = None if values is None or (values == 1.0).all() else torch.from_numpy(values)
 
     def has_beyond(self, column: int, first: int) -> bool:
         """Whether one of the ``first`` sequences has a feature at this column or behind it."""
         return bool((self.columns[: self.rows[self.offsets[first]]] >= column).any())
 
-    def batch(self, rows: Tensor) -> SparseFeatures:
+    def batch(self, rows: np.ndarray) -> SparseFeatures:
         """The sequences ``rows`` ``[B]``: ``[B, N, P]``, -1 in the columns where a list or a sequence ends."""
         return padded_sequences(*padded_tokens(self.offsets, rows), self.rows, self.columns, self.values)
+
+    def tokens(self, rows: np.ndarray) -> TokenLists:
+        """What a head makes of :meth:`batch`, without the padding of the lists."""
+        token, real = padded_tokens(self.offsets, rows)
+        ends = self.rows.numpy()
+        first = ends[token].ravel()
+        counts = ((ends[token + 1] - ends[token]) * real).ravel()
+        starts = counts.cumsum() - counts
+        at = np.repeat(first - starts, counts)
+        at += np.arange(len(at))
+        columns = torch.from_numpy(self.columns.numpy()[at].astype(np.int64))
+        values = None if self.values is None else torch.from_numpy(self.values.numpy()[at])
+        return TokenLists(columns, values, torch.from_numpy(counts), torch.from_numpy(starts), token.shape)
 
 
 class NamedLists(FeatureLists):
@@ -198,7 +234,7 @@ class NamedLists(FeatureLists):
 
     def __init__(self, X: Sequence[Sequence[Any]]) -> None:
         self._numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
-        self._read(X, self._numbers.__getitem__)
+        self._read(X, lambda names: map(self._numbers.__getitem__, names))
 
     def with_more(self, X: Sequence[Sequence[Any]]) -> NamedLists:
         """These sequences, and others behind them."""
@@ -206,12 +242,14 @@ class NamedLists(FeatureLists):
         numbers.default_factory = itertools.count(len(numbers)).__next__
         more, joined = copy.copy(self), copy.copy(self)
         joined._numbers = numbers
-        more._read(X, numbers.__getitem__)
+        more._read(X, lambda names: map(numbers.__getitem__, names))
         values = None
         if self.values is not None or more.values is not None:
-            values = torch.cat([torch.ones(len(o.columns)) if o.values is None else o.values for o in (self, more)])
-        rows = torch.cat([self.rows, self.rows[-1] + more.rows[1:]])
-        lengths, columns = (torch.cat([getattr(o, name) for o in (self, more)]) for name in ("lengths", "columns"))
+            values = np.concatenate(
+                [np.ones(len(o.columns), np.float32) if o.values is None else o.values for o in (self, more)]
+            )
+        rows = np.concatenate([self.rows, self.rows[-1] + more.rows[1:]])
+        lengths, columns = (np.concatenate([getattr(o, name) for o in (self, more)]) for name in ("lengths", "columns"))
         joined._set(lengths, rows, columns, values)
         return joined
 
@@ -223,11 +261,10 @@ class NamedLists(FeatureLists):
 
     def lists(self, vocabulary: Mapping[str, int]) -> FeatureLists:
         """The features that have a column, in these columns."""
-        column = torch.tensor([vocabulary.get(name, -1) for name in self._numbers], dtype=torch.int32)
-        columns, chosen = column[self.columns.long()], FeatureLists.__new__(FeatureLists)
-        real = columns >= 0
-        rows = torch.nn.functional.pad(real.cumsum(0), (1, 0))[self.rows]
-        chosen._set(self.lengths, rows, columns[real], None if self.values is None else self.values[real])
+        column = np.array([vocabulary.get(name, -1) for name in self._numbers], np.int32)
+        chosen = FeatureLists.__new__(FeatureLists)
+        values = None if self.values is None else self.values.numpy()
+        chosen._set(self.lengths.numpy(), self.rows.numpy(), column[self.columns.numpy()], values)
         return chosen
 
 
@@ -372,7 +409,7 @@ def check_lists(x: Any) -> SparseFeatures:
     """The features, if type, shapes and dtypes fit; see :func:`as_lists`."""
     columns, values = check_type(x, SparseFeatures, "x", "torchssvm.SparseFeatures(columns, values)")
     check_tensor(columns, "x.columns")
-    fits = columns.dtype in (torch.int64, torch.int32) and columns.ndim == 3
+    fits = columns.dtype in (torch.int64, torch.int32) and columns.ndim == 3 and columns.shape[1] > 0
     if values is not None:
         fits = fits and check_tensor(values, "x.values").is_floating_point() and values.shape == columns.shape
     if not fits:
@@ -429,7 +466,9 @@ def padded_product(x: Any, weight: Tensor) -> Tensor:
 
 
 def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
-    """Check a batch of features and drop the padding of the lists."""
+    """Check a batch of features and drop the padding of the lists; :meth:`FeatureLists.tokens` has dropped it."""
+    if isinstance(x, TokenLists):
+        return x if x.values is None or x.values.dtype is dtype else replace(x, values=x.values.to(dtype))
     columns, values = check_lists(x)
     real = columns >= 0
     flat = columns[real].to(torch.int64)

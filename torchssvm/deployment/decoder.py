@@ -1,17 +1,18 @@
-"""A head with the decoding of its structure as one module of plain torch operators."""
+"""A head with the decoding of its structure as one module, in plain torch operators where torch traces it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
 from torchssvm.core.arguments import check_several, places_of
-from torchssvm.core.operators import plain_operators
-from torchssvm.core.potentials import Potentials, as_potentials, check_scores_finite
+from torchssvm.core.operators import plain
+from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.deployment.weight_tables import NamedWeights
@@ -27,13 +28,12 @@ if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  #
 
 
 class Decoder(nn.Module, NamedWeights):
-    """Features to outputs: a trained head and the decoding of its structure, in plain torch operators.
+    """Features to outputs: a trained head and the decoding of its structure, for chains, classes, trees and others.
 
-    ``Decoder(head)(x, lengths)`` gives what ``head.structure.decode(head(x, lengths))`` gives, without gradients, for
-    chains, classes, trees, and sets of labels by messages. ``torch.export``, ``torch.compile(fullgraph=True)``,
-    AOTInductor and ``torch.onnx.export`` take it, with any batch size, and for chains any length. Run at once, without
-    a compiler, it computes the same operators. A structure of yours is decoded by its ``argmax`` and ``decode``, which
-    are then traced, also where a subclass of a structure of this package has them.
+    Run at once, ``Decoder(head)(x, lengths)`` is ``head.structure.decode(head(x, lengths))`` without gradients.
+    ``torch.export``, ``torch.compile(fullgraph=True)``, AOTInductor and ``torch.onnx.export`` trace the same decoding
+    in plain torch operators, with any batch size, and for chains any length. A structure of yours is decoded by its
+    ``argmax`` and ``decode``, which are then traced, also where a subclass of a structure of this package has them.
 
     Head and features are not copied, and are put into evaluation mode.
 
@@ -90,26 +90,17 @@ class Decoder(nn.Module, NamedWeights):
         Raises:
             ValueError: A shape or a length does not fit, or a score is NaN or +inf.
         """
-        with torch.no_grad():
-            if torch.compiler.is_compiling():
-                potentials = self._potentials(x, lengths)
-            else:
-                with plain_operators():
-                    potentials = self._potentials(x, lengths)
-                if lengths is not None and getattr(self.rule, "ragged", False):
-                    first = next(iter(potentials.tensors.values()))
-                    check_range(lengths, first.shape[0], first.shape[1])
-                if self.rule is not None:
-                    check_scores_finite(potentials, self.structure.places, self.structure.signed)
-            if self.rule is None:
-                return self.structure.decode(potentials)
-            return self.rule(potentials.tensors, lengths)
-
-    def _potentials(self, x: Any, lengths: Tensor | None) -> Potentials:
         refuse_table(x)
-        if self.features is not None:
-            x = self.features(x)
-        return as_potentials(self.head(x) if lengths is None else self.head(x, lengths)).detach()
+        with torch.no_grad():
+            if self.features is not None:
+                x = self.features(x)
+            potentials = as_potentials(self.head(x) if lengths is None else self.head(x, lengths)).detach()
+            if self.rule is not None and plain():
+                return self.rule(potentials.tensors, lengths)
+            if lengths is not None and potentials.lengths is None and getattr(self.rule, "ragged", False):
+                check_range(lengths, *next(iter(potentials.tensors.values())).shape[:2])
+                potentials = Potentials(potentials.tensors, lengths)  # of a head that leaves them out
+            return self.structure.decode(potentials)
 
 
 def refuse_table(x: Any) -> None:
@@ -169,7 +160,7 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
     if not lengths or min(lengths) < 1:
         raise ValueError(f"sentences have the lengths {lengths}: give at least one sentence, each with a token")
     lists = FeatureLists(sentences, vocabulary)
-    return lists.batch(torch.arange(len(lengths))), lists.lengths
+    return lists.batch(np.arange(len(lengths))), lists.lengths
 
 
 _SIZES = ("num_states", "num_classes", "num_labels", "pairwise", "shared", "parent", "shapes")

@@ -484,20 +484,22 @@ class SequenceEstimator(CalibratedEstimator):
     def _scored(self, X: Any) -> Any:
         """The places, the lengths and the potentials of the sequences that are not empty, in batches."""
         check_is_fitted(self)
-        full = [place for place, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)]
-        if not full:
+        full = np.array([i for i, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)])
+        if not len(full):
             return
         sequences = [X[place] for place in full]
-        with naming(torch.tensor(full)):
+        with naming(torch.from_numpy(full)):
             self._check_kind(sequences)
             self._check_names(sequences)
-            named = self._kind == NAMED
-            rows = FeatureLists(sequences, self.vocabulary_ or {}) if named else rows_of(sequences, self.n_features_in_)
-        lengths, features = torch.tensor([size_of(sequence) for sequence in sequences]), batches_of(rows)
+            if self._kind == NAMED:
+                features: Any = FeatureLists(sequences, self.vocabulary_ or {}).tokens
+            else:
+                features = batches_of(rows_of(sequences, self.n_features_in_))
+        lengths = np.array([size_of(sequence) for sequence in sequences])
         for chosen in rows_in_order(range(len(full)), 256, lengths):
-            places = np.asarray(chosen)
+            places = np.array(chosen)
+            length, index = lengths[places], full[places]
             with torch.no_grad():  # not around the yield: where the caller raises, it would stay
-                potentials = self.head_(features(places), lengths[places])
-            index = [full[row] for row in chosen]
-            potentials.index = torch.tensor(index)
-            yield index, potentials.lengths.tolist(), potentials
+                potentials = self.head_(features(places), torch.from_numpy(length))
+            potentials.index = torch.from_numpy(index)
+            yield index.tolist(), length.tolist(), potentials

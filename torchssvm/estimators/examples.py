@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 from sklearn.utils.class_weight import compute_class_weight
 
-from torchssvm.core.arguments import check_readable, name_rows, number_of
+from torchssvm.core.arguments import check_ordered, check_readable, name_rows, number_of
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures, padded_lists
 from torchssvm.structures.common import WeightedLabels
@@ -342,7 +342,7 @@ def kind_of(X: Any) -> str:
             raise ValueError(f"{name}={_short(sequence)} must be a sequence of tokens: leave empty ones out")
         kinds.append(MATRICES if matrix else ARRAYS if _is_array(sequence) else NAMED)
         if kinds[place] == NAMED:
-            check_readable(sequence, name)
+            check_ordered(sequence, name)
         if kinds[place] != kinds[0]:
             raise ValueError(f"{name} is one of {kinds[place]}, and X[0] of {kinds[0]}: give one kind for all")
     return kinds[0]
@@ -408,7 +408,7 @@ def batches_of(X: Any) -> Callable[[np.ndarray], Any]:
     ``X`` comes from :func:`rows_of`, or is lists of named features.
     """
     if isinstance(X, FeatureLists):
-        return lambda places: X.batch(torch.from_numpy(places))
+        return X.batch
     if not sparse.issparse(X[0]):
         return lambda places: padded([X[i] for i in places], 0.0)
     ends = np.cumsum([0, *(rows.shape[0] for rows in X)])

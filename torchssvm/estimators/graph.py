@@ -299,7 +299,7 @@ def _cuts(
     graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None, costs: torch.Tensor | None = None
 ) -> Examples:
     """The training set of :class:`LinearGraph`, with a last feature of the nodes that is 1."""
-    nodes = [np.pad(graph.nodes, ((0, 0), (0, 1)), constant_values=1.0) for graph in graphs]
+    nodes = [np.concatenate([g.nodes, np.ones((len(g.nodes), 1), g.nodes.dtype)], 1) for g in graphs]
 
     def features(rows: np.ndarray) -> Graphs:
         return Graphs(

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.preprocessing import normalize
 from sklearn.utils import check_random_state
+from sklearn.utils.extmath import row_norms
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.sparsefuncs_fast import inplace_csr_row_normalize_l2
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.max_marginals import margins_by_decoding
@@ -362,11 +363,16 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
                 X.data *= scale[X.indices]
             else:
                 X = (X - shift) * scale
-        size = np.frexp(abs(X).max(1).toarray() if sparse.issparse(X) else abs(X).max(1, keepdims=True))[1]
-        if sparse.issparse(X):  # powers of two round nothing; without them squares vanish, or overflow
-            X.data = np.ldexp(X.data, -np.repeat(size, np.diff(X.indptr)))
-            return normalize(X)
-        return normalize(np.ldexp(X, -size))
+        # Powers of two round nothing; without them squares vanish, or overflow.
+        if sparse.issparse(X):
+            counts = np.diff(X.indptr)
+            largest = np.maximum.reduceat(abs(X.data), X.indptr[:-1][counts > 0]) if len(X.data) else X.data
+            X.data = np.ldexp(X.data, -np.repeat(np.frexp(largest)[1], counts[counts > 0]))
+            inplace_csr_row_normalize_l2(X)
+            return X
+        X = np.ldexp(X, -np.frexp(abs(X).max(1, keepdims=True))[1])
+        length = row_norms(X)[:, None]
+        return X / np.where(length == 0.0, 1.0, length).astype(X.dtype)
 
     def _sums(self, X: Any) -> torch.Tensor:
         """Scores of labels alone; rows are of unit length where they are scaled so."""

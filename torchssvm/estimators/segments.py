@@ -126,7 +126,7 @@ class SegmentSVC(SequenceEstimator):
         check_list(X)
         outputs = PerExample([] for _ in X)
         for index, _, potentials in self._scored(X):
-            for i, spans in zip(index, self.structure_.spans(self.structure_.decode(potentials)), strict=True):
+            for i, spans in zip(index, self.structure_._spans(self.structure_.decode(potentials)), strict=True):
                 names = self.classes_[[label for _, _, label in spans]].tolist()
                 outputs[i] = [(s, e, name) for (s, e, _), name in zip(spans, names, strict=True)]
         return outputs

@@ -123,10 +123,11 @@ def _match(tensor: Tensor, name: str, sizes: Shape, bound: dict[str, int]) -> Te
     fits = tensor.ndim == len(sizes)
     for size, wanted in zip(tensor.shape, sizes, strict=False):
         if isinstance(wanted, str):
-            letter, more = wanted[0], int(wanted[1:] or 0)
-            wanted = bound.setdefault(letter, size - more) + more
+            more = int(wanted[1:]) if len(wanted) > 1 else 0
+            number = bound.setdefault(wanted[0], size - more)
+            fits, wanted = fits and (number > 0 or wanted[0] not in "HKNW"), number + more
         fits = fits and size == wanted
-    if not fits or any(bound.get(letter, 1) < 1 for letter in "HKNW"):
+    if not fits:
         raise ValueError(f"{name} must be [{', '.join(map(str, sizes))}], got {list(tensor.shape)}")
     return tensor
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.utils import ModelOutput
 
 from torchssvm.core.arguments import check_choice, check_positive, check_whole, describe, places_of
-from torchssvm.core.operators import plain_operators
+from torchssvm.core.operators import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure
 from torchssvm.datasets.text.chunk_f1 import chunk_scores
@@ -506,10 +506,8 @@ class TaggerDecoder(nn.Module):
             behind = lengths.unsqueeze(1) + (~word_mask).cumsum(1) - 1
             place = torch.where(word_mask, word_mask.cumsum(1) - 1, behind)
             words = torch.zeros_like(hidden).scatter(1, place.unsqueeze(2).expand(hidden.shape), hidden)
-            if torch.compiler.is_compiling():
-                potentials = tagger.head(words, lengths)
-            else:
-                with plain_operators():
-                    potentials = tagger.head(words, lengths)
-            tags: Tensor = self.rule(potentials.detach().tensors, lengths)
+            potentials = tagger.head(words, lengths).detach()
+            tags: Tensor = (
+                self.rule(potentials.tensors, lengths) if plain() else tagger.head.structure.argmax(potentials).labeling
+            )
             return tags.gather(1, place).masked_fill(~word_mask, NO_WORD)

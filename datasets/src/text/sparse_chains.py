@@ -80,7 +80,7 @@ class SparseChains(Dataset[Example]):
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The chains at ``indices`` as one batch, cropped to its longest; a ``DataLoader`` calls this."""
         index = torch.tensor(places_of(indices, len(self), self.what))
-        token, real = padded_tokens(self.offsets, index)
+        token, real = padded_tokens(self.offsets, index.numpy())
         y = torch.from_numpy(np.where(real, self.states.numpy()[token], PADDING))
         x = padded_sequences(token, real, self.rows, self.columns, self.values)
         return Batch(x=x, y=y, index=index, lengths=self.lengths[index])

@@ -22,7 +22,6 @@ from torchssvm.core.sparse_features import (
     SparseFeatures,
     TokenLists,
     as_lists,
-    check_lists,
     padded_product,
     respond,
 )
@@ -133,7 +132,7 @@ class LinearChain(LinearHead):
             elif transformed() or plain():
                 emission = product(x, self.emission) + everywhere(longest, lengths, *extra)
             else:
-                emission = _Emission.apply(x, lengths, self.emission, *extra)
+                emission = _emission(x, lengths, self.emission, *extra)
             features = x.detach() if x.requires_grad else x
         return self._potentials(
             emission,
@@ -205,15 +204,22 @@ def everywhere(
     return total
 
 
+def _emission(x: Tensor, lengths: Tensor, weight: Tensor, *extra: Tensor | None) -> Tensor:
+    """``W x[t] + bias + [t first] first + [t last] end``; each of the last three may be None."""
+    if torch.is_grad_enabled():  # a node takes as long to make as a short chain to decode
+        return _Emission.apply(x, lengths, weight, *extra)
+    with torch_threads(x.numel() * len(weight)):
+        return add_biases(x @ weight.t(), lengths, *extra)  # in the precision that the head has set
+
+
 class _Emission(torch.autograd.Function):
-    """``W x[t] + bias + [t first] first + [t last] end`` in one autograd node; each of the last three may be None."""
+    """:func:`_emission` in one autograd node; ``forward`` runs without gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: Tensor, weight: Tensor, *extra: Tensor | None) -> Tensor:
         # The weight is saved only if needed: steps change it in place.
         ctx.save_for_backward(x, lengths, weight if ctx.needs_input_grad[0] else None)
-        with torch_threads(x.numel() * len(weight)):
-            return add_biases(x @ weight.t(), lengths, *extra)  # in the precision that the head has set
+        return _emission(x, lengths, weight, *extra)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -342,20 +348,22 @@ class SparseLinearChain(LinearChain):
             TypeError: ``x`` is not :class:`SparseFeatures`.
             ValueError: A shape, a column or a length does not fit.
         """
-        lists = None if plain() else as_lists(x, self.in_features, self.emission.dtype)
-        batch, longest = check_shape(check_lists(x).columns, "x.columns", "B", "N", "P").shape[:2]
-        lengths, span = read_span(lengths, batch, longest, x.columns.device)
         extra = (self.bias, self.start_transitions, self.end_transitions)
-        if lists is None:  # their number differs from batch to batch, which a graph does not take
-            emission = padded_product(x, self.emission) + everywhere(longest, lengths, *extra)
+        if plain():  # the number of features differs from batch to batch, which a graph does not take
+            products = padded_product(x, self.emission)
+            batch, longest, _ = products.shape
+            lengths, _ = read_span(lengths, batch, longest, products.device)
             pairs = self.transition.expand(batch, *self.transition.shape)
-            return Potentials({"emission": emission, "transition": pairs}, lengths)
+            return Potentials(
+                {"emission": products + everywhere(longest, lengths, *extra), "transition": pairs}, lengths
+            )
+        lists = as_lists(x, self.in_features, self.emission.dtype)
+        lengths, span = read_span(lengths, *lists.shape, lists.columns.device)
         with full_precision(self.emission.device):
             if transformed():
                 emission = lists.emission(self.emission) + everywhere(longest, lengths, *extra)
             else:
-                given = lists.values, self.emission, *extra, lists, lengths, self.sparse_gradient
-                emission = SparseEmission.apply(*given)
+                emission = sparse_emission(lists.values, self.emission, *extra, lists, lengths, self.sparse_gradient)
         return self._potentials(
             emission,
             lengths,
@@ -366,30 +374,37 @@ class SparseLinearChain(LinearChain):
         )
 
 
-class SparseEmission(torch.autograd.Function):
-    """``x W + bias + [t first] first + [t last] end`` for sparse features; the gradient of W is sparse if asked for."""
+def sparse_emission(
+    values: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    first: Tensor | None,
+    end: Tensor | None,
+    lists: TokenLists,
+    lengths: Tensor,
+    sparse: bool,
+) -> Tensor:
+    """``x W + bias + [t first] first + [t last] end``, ``[B, N, K]``; the gradient of W is ``sparse`` if asked for."""
+    if torch.is_grad_enabled():
+        return _SparseEmission.apply(values, weight, bias, first, end, lists, lengths, sparse)
+    with torch_threads(lists.columns.numel() * weight.shape[1]):  # else torch shares even one sentence
+        flat = functional.embedding_bag(
+            lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
+        )
+    return add_biases(flat.view(*lists.shape, weight.shape[1]), lengths, bias, first, end)
+
+
+class _SparseEmission(torch.autograd.Function):
+    """:func:`sparse_emission` in one autograd node; ``forward`` runs without gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        values: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        first: Tensor | None,
-        end: Tensor | None,
-        lists: TokenLists,
-        lengths: Tensor,
-        sparse: bool,
-    ) -> Tensor:
-        """``[B, N, K]``; ``values`` is a separate argument to get a gradient."""
+    def forward(ctx: Any, values: Tensor | None, weight: Tensor, *rest: Any) -> Tensor:
+        """``values`` is a separate argument to get a gradient."""
+        *_, lists, lengths, sparse = rest
         ctx.lists, ctx.sparse, ctx.rows = replace(lists, values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
         ctx.save_for_backward(values, lengths, weight if needs[0] else None)
-        with torch_threads(lists.columns.numel() * weight.shape[1]):  # else torch shares even one sentence
-            flat = functional.embedding_bag(
-                lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
-            )
-        return add_biases(flat.view(*lists.shape, weight.shape[1]), lengths, bias, first, end)
+        return sparse_emission(values, weight, *rest)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -14,7 +14,7 @@ from torchssvm.core.operators import plain, transformed
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures, as_lists, padded_product
-from torchssvm.structures.chain.head import SparseEmission
+from torchssvm.structures.chain.head import sparse_emission
 from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, fitting, weight
 from torchssvm.structures.multilabel.oracle import symmetric
 from torchssvm.structures.multilabel.structure import BranchAndBound, MessagePassing, Multilabel
@@ -209,7 +209,7 @@ class SparseLinearMultilabel(LinearMultilabel):
                 scores = scores if self.bias is None else scores + self.bias
             else:
                 one = torch.ones(len(lists.starts), dtype=torch.int64, device=self.unary.device)
-                scores = SparseEmission.apply(
+                scores = sparse_emission(
                     lists.values, self.unary, self.bias, None, None, lists, one, self.sparse_gradient
                 ).squeeze(1)
         return self._potentials(

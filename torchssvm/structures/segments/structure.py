@@ -177,9 +177,13 @@ class Segments(Labelled, Indexed):
 
     def spans(self, labeling: Tensor) -> list[list[Span]]:
         """The spans (first frame, frame after the last, label) of every example; ValueError for other codes."""
-        spans = []
         self._check_codes(_codes(labeling, "labeling", ", as decode returns it"), _within(labeling), "labeling")
-        for row in labeling.tolist():
+        return self._spans(labeling)
+
+    def _spans(self, codes: Tensor) -> list[list[Span]]:
+        """:meth:`spans` of codes that are known to be right."""
+        spans = []
+        for row in codes.tolist():
             row = row[: row.index(-1)] if -1 in row else row
             starts = [t for t, code in enumerate(row) if code >= self.num_labels]
             ends = [*starts[1:], len(row)]
