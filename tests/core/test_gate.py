@@ -206,14 +206,14 @@ def test_potentials_that_no_head_returned_are_refused_at_every_door(kind):
     single = len(potentials.tensors) == 1
     wrong = first.unsqueeze(-1) if single else first
     words = r"\['potentials'\] must be \[B" if single else " must be .*, not one tensor: pass what the head returns"
-    for door, call in DOORS.items():
+    for call in DOORS.values():
         with pytest.raises(ValueError, match=f"^potentials{words}"):
             call(structure, wrong, target)
         for none in (None, first.numpy(), (first,)):
-            with pytest.raises(TypeError, match="^potentials=.* must be Potentials or tensors, as a head returns"):
+            with pytest.raises(TypeError, match=r"^potentials=.* must be Potentials or tensors, as a head returns"):
                 call(structure, none, target)
     if not single:
-        with pytest.raises(ValueError, match="^potentials must be .*: pass what the head returns"):
+        with pytest.raises(ValueError, match=r"^potentials must be .*: pass what the head returns"):
             structure.decode({"other": first})
 
 
@@ -223,7 +223,7 @@ def test_a_loss_says_which_potentials_it_needs(loss):
     dual = DualState.for_head(head, 2, 0.1)
     scores, y = torch.zeros(2, 5, 3), torch.zeros(2, 5, dtype=torch.int64)
     call = BlockGap(dual) if loss == "block gap" else lambda scores, y, _: StructuredHinge(Chain(3))(scores, y)
-    with pytest.raises(ValueError, match="'emission', 'transition'.* not one tensor: pass what the head returns"):
+    with pytest.raises(ValueError, match=r"'emission', 'transition'.* not one tensor: pass what the head returns"):
         call(scores, y, torch.arange(2))
 
 

@@ -142,7 +142,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         total = total or X.shape[0]
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
-            raise ValueError("y holds other numbers than 0 and 1: give classes [n], or label sets of 0 and 1 [n, K]")
+            raise ValueError("y holds other values than 0 and 1: give classes [n], or label sets of 0 and 1 [n, K]")
         classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
         if not self._sets:
             check_missing(y)
@@ -242,7 +242,9 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return any(bool(self.structure_.decode(self._potentials(self._sums(part))).any()) for part in parts)
 
     def _check_parameters(self) -> None:
-        if self.lam is None and self._own_C in (GUESS, CHOOSE):
+        if self.lam is None and isinstance(C := self._own_C, str):
+            if C not in (GUESS, CHOOSE):
+                raise ValueError(f"C={C!r} must be {GUESS!r}, {CHOOSE!r} or a positive number")
             self._check_run()
         else:
             super()._check_parameters()
@@ -402,7 +404,8 @@ def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.nd
         column = (columns[:, [j]].toarray().ravel() if sparse.issparse(X) else X[:, j]).astype(np.float64)
         order = column.argsort(kind="stable")
         shift[j] = column[order[np.searchsorted(times[order].cumsum(), half - rounding)]]
-        scale[j] = size / _size(column - shift[j], times)
+        # The factor of a column beside much larger ones must not overflow.
+        scale[j] = min(size / _size(column - shift[j], times), float(np.finfo(X.dtype).max))
     return shift, scale
 
 
