@@ -152,6 +152,26 @@ def test_models_of_chosen_pairs_go_on_and_are_saved(tmp_path):
     assert exported(torch.tensor(X)).tolist() == cold.predict(X).tolist()
 
 
+def test_a_fit_that_goes_on_solves_the_problem_with_the_pairs_of_the_first(monkeypatch):
+    """As the docstring says: a new estimator chooses pairs by the new examples, and has another objective."""
+    chance = np.random.default_rng(15)
+    X = chance.normal(size=(200, 4))
+    first, later = (chance.integers(0, 2, (200, 4)) for _ in range(2))
+    first[:, 0], later[:, 2] = first[:, 1], later[:, 3]
+    options = {"lam": 0.05, "tol": 0.001, "random_state": 0}
+    warm = MultilabelSVC(**options, warm_start=True).fit(X, first).fit(X, later)
+    cold = MultilabelSVC(**options).fit(X, later)
+    assert warm.structure_.pairs.tolist() == [[0, 1]]
+    assert cold.structure_.pairs.tolist() == [[2, 3]]
+    assert warm.certificate_.dual > cold.certificate_.primal  # the pair that is missing would have helped
+    monkeypatch.setattr(multilabel, "choose_pairs", lambda y, times: np.array([[0, 1]]))
+    same = MultilabelSVC(**options).fit(X, later)
+    assert same.certificate_.dual <= warm.certificate_.primal
+    assert warm.certificate_.dual <= same.certificate_.primal
+    monkeypatch.undo()
+    assert warm.set_params(warm_start=False).fit(X, later).structure_.pairs.tolist() == [[2, 3]]
+
+
 def test_the_guess_stays_unless_another_predicts_better_by_more_than_chance(monkeypatch):
     chance = np.random.default_rng(14)
     X = chance.normal(size=(60, 3))

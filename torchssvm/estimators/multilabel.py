@@ -82,10 +82,12 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             length of a scaled row and its intercept, so 4.5 or 9; or "choose", which trains at 3, 1, 0.3 and 0.1 times
             the guess's lambda on two thirds of the examples, three times with fewer than 1000, keeps the guess unless
             the micro F1 of held-out sets is higher elsewhere by three standard errors, and trains on all.
-        lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
+        lam, tol, max_passes, random_state, verbose: As in :class:`MultinomialSVC`.
+        warm_start: As in :class:`MultinomialSVC`. With ``interactions=None`` the pairs stay those that the first fit
+            chose, whatever the examples are now: ``certificate_`` is of the problem with these pairs. A new estimator
+            would choose by the new examples, and may reach another objective.
         interactions: True scores all pairs of labels that are on in some examples and off in others, False none; None
-            chooses as above, and of more than 60 labels a warning says that pairs are left out. A fit that goes on
-            by ``warm_start`` keeps the pairs of the first.
+            chooses as above, and of more than 60 labels a warning says that pairs are left out.
         class_weight: None, "balanced", or a dictionary by label (0 to K - 1): the cost of deciding a label wrongly, on
             or off, "balanced" by how seldom it is on. Without pairs a label of cost c has the hinge ``max(0, c -
             margin)``, where scikit-learn has ``c max(0, 1 - margin)``: a larger margin at the same C, so that at a
