@@ -94,7 +94,11 @@ def check_rows(values: Any, name: str) -> None:
         return
     first: int | None = None
     for row, entries in enumerate(np.asarray(values) if hasattr(values, "iloc") else values):
-        size = len(entries) if isinstance(entries, list | tuple | Set | np.ndarray) and np.ndim(entries) else None
+        size = (
+            len(entries)
+            if isinstance(entries, list | tuple | Set | np.ndarray) and getattr(entries, "ndim", 1)
+            else None
+        )
         first = size if row == 0 else first
         if size != first or isinstance(entries, Set):
             other = "" if isinstance(entries, Set) else f", and {name}[0] has {'no row' if first is None else first}"

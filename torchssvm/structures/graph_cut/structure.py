@@ -171,7 +171,7 @@ class GraphCut(LabelledGraphs):
         self.balanced = balanced
         self.normalize = normalize
 
-    def argmax(self, potentials: GraphPotentials) -> Decoding:
+    def argmax(self, potentials: Any) -> Decoding:
         """The oracle's labeling; of several best ones ``MinCut()`` returns the one with the fewest labels 1."""
         on, bound = self.oracle.solve(potentials)
         labels = on.to(torch.int64).masked_fill_(~mask_of(potentials.lengths, potentials["node"]), -1)
@@ -218,7 +218,7 @@ class GraphCut(LabelledGraphs):
         return {"node": torch.where(target.labels == 1, -half, half)}, half.sum(1)
 
     @override
-    def places(self, potentials: GraphPotentials) -> dict[str, Tensor]:
+    def places(self, potentials: Any) -> dict[str, Tensor]:
         return {"node": mask_of(potentials.lengths, potentials["node"]), "edge": potentials.edges[..., 0] >= 0}
 
     def signed(self, name: str) -> bool:

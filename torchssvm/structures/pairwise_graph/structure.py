@@ -114,7 +114,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         return self.num_labels
 
     @override
-    def argmax(self, potentials: PairwisePotentials) -> Decoding:
+    def argmax(self, potentials: Any) -> Decoding:
         tensors = potentials["node"], potentials["edge"]
         labels, value, bound = self.oracle.solve(*tensors, potentials.edges, potentials.lengths)
         exact = bool((bound <= value).all())
@@ -134,7 +134,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         return {"node": (nodes, states), "edge": (edges, states, states)}
 
     @override
-    def places(self, potentials: PairwisePotentials) -> dict[str, Tensor]:
+    def places(self, potentials: Any) -> dict[str, Tensor]:
         joined = potentials.edges[..., 0] >= 0
         return {"node": mask_of(potentials.lengths, potentials["node"]).unsqueeze(2), "edge": joined[..., None, None]}
 
