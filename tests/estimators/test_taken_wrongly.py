@@ -286,7 +286,7 @@ UNEVEN = {
     "rows of words": (lambda: ChainSVC(**QUICK).fit([[[0.1, 1.0], [1.0]]], [[0, 1]]), r"X\[0\]\[1\]=.* has 1 entries"),
     "sets": (lambda: MultilabelSVC().fit(ROWS, RAGGED), r"y\[7\]=\[1, 1\] has 2 entries, and y\[0\] has 3.*Binarizer"),
     "sets of names": (lambda: MultilabelSVC().fit(ROWS, RAGGED_SETS), r"y\[2\]=\['sky', 'sea'\] has 2 .*Binarizer"),
-    "Python's sets": (lambda: MultilabelSVC().fit(ROWS, [{"sky"}] * 12), r"y\[0\]=\{'sky'\} is no row.*Binarizer"),
+    "Python's sets": (lambda: MultilabelSVC().fit(ROWS, [{"sky"}] * 12), r"y\[0\]=\{'sky'\} is a set.*Binarizer"),
     "an array of lists": (
         lambda: MultilabelSVC().fit(ROWS, np.array(RAGGED_SETS, dtype=object)),
         r"y\[2\]=\['sky', 'sea'\] has 2 entries",

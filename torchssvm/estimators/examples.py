@@ -94,17 +94,17 @@ def check_rows(values: Any, name: str) -> None:
         return
     first: int | None = None
     for row, entries in enumerate(np.asarray(values) if hasattr(values, "iloc") else values):
-        size = (
-            len(entries)
-            if isinstance(entries, list | tuple | Set | np.ndarray) and getattr(entries, "ndim", 1)
-            else None
-        )
+        several = isinstance(entries, list | tuple) or (isinstance(entries, np.ndarray) and entries.ndim > 0)
+        size = len(entries) if several else None
         first = size if row == 0 else first
         if size != first or isinstance(entries, Set):
-            other = "" if isinstance(entries, Set) else f", and {name}[0] has {'no row' if first is None else first}"
-            count = "is no row" if size is None else f"has {size} entries"
             place = number_of(row) if name in _ROWS else row  # rows within an example have their numbers
-            raise ValueError(f"{name}[{place}]={_short(entries)} {count}{other}: {_ROWS.get(name, _ROWS['X'])}")
+            has = "is a set" if isinstance(entries, Set) else f"has {_count(size)}, and {name}[0] has {_count(first)}"
+            raise ValueError(f"{name}[{place}]={_short(entries)} {has}: {_ROWS.get(name, _ROWS['X'])}")
+
+
+def _count(size: int | None) -> str:
+    return "no entries" if size is None else f"{size} entries"
 
 
 def columns_of(tables: Iterable[Any], known: list[Any] | None, name: str) -> list[Any] | None:
