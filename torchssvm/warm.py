@@ -6,6 +6,7 @@ import argparse
 import math
 import multiprocessing
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -232,7 +233,8 @@ def warm(kinds: Iterable[str] = (), *, processes: int | None = None, float64: bo
     jobs = sorted(((kind, place) for kind in chosen for place in range(len(KINDS[kind][1]))), key=lambda job: job[1])
     done: dict[str, list[Any]] = {kind: [] for kind in chosen}
     # New interpreters: forked ones would share the threads of torch.
-    with ProcessPoolExecutor(min(processes or _cores(), len(jobs)), multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes or _cores(), len(jobs)), spawn, initializer=_begin) as pool:
         first = pool.submit(_warm_one, *jobs[0], float64)
         first.result()
         for job in (first, *as_completed([pool.submit(_warm_one, *job, float64) for job in jobs[1:]])):
@@ -248,10 +250,20 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _begin() -> None:
+    """Make this process ready to compile, and end with the process that began it, even if that is killed."""
+    torch.set_num_threads(1)
+    jit.announce_nothing()  # the lines of the command say it
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
 def _warm_one(kind: str, place: int, float64: bool) -> Warmed:
     """Train and decode a problem of a kind."""
-    torch.set_num_threads(1)
-    jit._told = True  # the lines of the command say it
     compiled, start = jit.compiling_seconds(), time.process_time()
     for double in (False, True)[: 1 + float64]:
         torch.manual_seed(0)

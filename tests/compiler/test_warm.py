@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +85,36 @@ def test_later_processes_compile_nothing(tmp_path):
     assert first[1].endswith(" CPU s")
     assert again[1:] == ["classes: already kept"]
     assert run(LATER) == ["0.0"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the processes of a process are listed by Linux")
+def test_no_process_outlives_a_killed_command(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_LIGHTNING)
+    command = subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True)
+    assert command.stdout.readline().startswith("kernels are kept in")
+    children, until = [], time.monotonic() + 60
+    while len(children) < 2 and time.monotonic() < until:  # the worker, and the tracker of resources
+        listed = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text()
+        children = [int(child) for child in listed.split()]
+        time.sleep(0.1)
+    assert len(children) == 2
+    time.sleep(3.0)  # the worker imports, or compiles
+    command.send_signal(signal.SIGKILL)
+    command.wait()
+    until = time.monotonic() + 60
+    while any(map(_runs, children)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(_runs, children))
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,14 +2,18 @@
 
 import pytest
 import torch
+from cases.one_of_each import KINDS
 from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from torchssvm import (
+    GDMM,
     Batch,
+    BlockGap,
     Chain,
+    DualState,
     Graphs,
     LinearChain,
     LinearGraph,
@@ -26,11 +30,14 @@ from torchssvm import (
     SparseLinearChain,
     StructuredHinge,
     Tree,
+    WeightedLabels,
+    evaluate,
     select_tokens,
     solve,
 )
-from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
+from torchssvm.datasets import PaddedDataset, PrecomputedFeatures, RankedLists
 from torchssvm.deployment import Decoder
+from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
 from torchssvm.steps import ByLength
 from torchssvm.structures.tree.forest import Forest, ForestPotentials
 
@@ -154,7 +161,7 @@ def test_what_docs_call_ignored_is_not_looked_at():
         chains = Potentials({"emission": node, "transition": moves}, lengths)
         assert chain.decode(chains).tolist() == [[0, 0, -1]]
     assert Ranking().decode(Potentials(node[..., 0], lengths)).tolist() == [[0, 1, -1]]
-    for structure, wrong in ((tree, {"node": node, "edge": edge.fill_(nan)}), (Chain(2), chains.tensors)):
+    for structure, wrong in ((tree, {"node": node, "edge": edge.fill_(nan)}), (Chain(2, shared=False), chains.tensors)):
         with pytest.raises(ValueError, match=r"rows \[0\] are not finite"):
             structure.decode(wrong)
 
@@ -181,3 +188,81 @@ def test_loss_potentials_of_another_shape_are_refused_with_the_shape_that_is_wan
 def test_a_name_that_became_private_is_refused_where_a_class_replaces_it(name):
     with pytest.raises(TypeError, match=f"Mine.{name} .*_{name}"):
         type("Mine", (Multiclass,), {name: None})
+
+
+DOORS = {
+    "decode": lambda structure, given, target: structure.decode(given),
+    "argmax": lambda structure, given, target: structure.argmax(given),
+    "augmented_argmax": lambda structure, given, target: structure.augmented_argmax(given, target),
+    "check_target": lambda structure, given, target: structure.check_target(target, given),
+    "hinge": lambda structure, given, target: StructuredHinge(structure)(given, target),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_potentials_that_no_head_returned_are_refused_at_every_door(kind):
+    structure, potentials, target = KINDS[kind](torch.Generator().manual_seed(0))
+    first = next(iter(potentials.tensors.values()))
+    single = len(potentials.tensors) == 1
+    wrong = first.unsqueeze(-1) if single else first
+    words = r"\['potentials'\] must be \[B" if single else " must be .*, not one tensor: pass what the head returns"
+    for call in DOORS.values():
+        with pytest.raises(ValueError, match=f"^potentials{words}"):
+            call(structure, wrong, target)
+        for none in (None, first.numpy(), (first,)):
+            with pytest.raises(TypeError, match=r"^potentials=.* must be Potentials or tensors, as a head returns"):
+                call(structure, none, target)
+    if not single:
+        with pytest.raises(ValueError, match=r"^potentials must be .*: pass what the head returns"):
+            structure.decode({"other": first})
+
+
+@pytest.mark.parametrize("loss", ["block gap", "hinge"])
+def test_a_loss_says_which_potentials_it_needs(loss):
+    head = LinearChain(4, 3)
+    dual = DualState.for_head(head, 2, 0.1)
+    scores, y = torch.zeros(2, 5, 3), torch.zeros(2, 5, dtype=torch.int64)
+    call = BlockGap(dual) if loss == "block gap" else lambda scores, y, _: StructuredHinge(Chain(3))(scores, y)
+    with pytest.raises(ValueError, match=r"'emission', 'transition'.* not one tensor: pass what the head returns"):
+        call(scores, y, torch.arange(2))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "decisions"])  # decisions may be fractions
+def test_a_target_of_floats_is_refused_with_its_dtype_and_the_way_out(kind):
+    structure, potentials, target = KINDS[kind](torch.Generator().manual_seed(0))
+    if isinstance(target, WeightedLabels):
+        wrong = target._replace(labels=target.labels.double())
+    else:
+        wrong = target.double()
+    with pytest.raises(ValueError, match=r"^target must be int64 .*torch.float64 .*: convert target by \.long\(\)"):
+        structure.check_target(wrong, potentials)
+
+
+def _gap(name):
+    head = LinearChain(4, 3)
+    given = {"y": torch.zeros(2, 5).long(), "index": torch.arange(2), "lengths": torch.tensor([5, 4])}
+    given[name] = given[name].float()
+    BlockGap(DualState.for_head(head, 2, 0.1))(head(X, given["lengths"]), given["y"], given["index"])
+
+
+FLOATS = {
+    "target": lambda: _gap("y"),
+    "index": lambda: _gap("index"),
+    "lengths": lambda: _gap("lengths"),
+    "y of solve": lambda: solve(LinearChain(4, 3), PaddedDataset(X, torch.zeros(2, 5)), 0.1, progress=False),
+    "y of the torch loop": lambda: solve(
+        LinearChain(4, 3), PaddedDataset(X, torch.zeros(2, 5)), 0.1, solver=Solver(compiled=False), progress=False
+    ),
+    "y of evaluate": lambda: evaluate(LinearChain(4, 3), Chain(3), PaddedDataset(X, torch.zeros(2, 5))),
+    "y of a kernel": lambda: KernelSSVM(KernelMulticlass(RBF(1.0), 4, 3), X[:, 0], torch.zeros(2), lam=0.1),
+    "y of GDMM": lambda: GDMM(
+        LinearChain(4, 3), [Batch(X, torch.zeros(2, 5), torch.arange(2))], num_examples=2, lam=0.1
+    ),
+    "sizes": lambda: RankedLists(X[0], torch.ones(5).long(), torch.tensor([2.0, 3.0])),
+}
+
+
+@pytest.mark.parametrize("where", FLOATS)
+def test_whole_numbers_given_as_floats_are_refused_everywhere(where):
+    with pytest.raises(ValueError, match=r"torch.float32.*: convert \w+ by \.long\(\)"):
+        FLOATS[where]()

@@ -152,6 +152,26 @@ def test_models_of_chosen_pairs_go_on_and_are_saved(tmp_path):
     assert exported(torch.tensor(X)).tolist() == cold.predict(X).tolist()
 
 
+def test_a_fit_that_goes_on_solves_the_problem_with_the_pairs_of_the_first(monkeypatch):
+    """As the docstring says: a new estimator chooses pairs by the new examples, and has another objective."""
+    chance = np.random.default_rng(15)
+    X = chance.normal(size=(200, 4))
+    first, later = (chance.integers(0, 2, (200, 4)) for _ in range(2))
+    first[:, 0], later[:, 2] = first[:, 1], later[:, 3]
+    options = {"lam": 0.05, "tol": 0.001, "random_state": 0}
+    warm = MultilabelSVC(**options, warm_start=True).fit(X, first).fit(X, later)
+    cold = MultilabelSVC(**options).fit(X, later)
+    assert warm.structure_.pairs.tolist() == [[0, 1]]
+    assert cold.structure_.pairs.tolist() == [[2, 3]]
+    assert warm.certificate_.dual > cold.certificate_.primal  # the pair that is missing would have helped
+    monkeypatch.setattr(multilabel, "choose_pairs", lambda y, times: np.array([[0, 1]]))
+    same = MultilabelSVC(**options).fit(X, later)
+    assert same.certificate_.dual <= warm.certificate_.primal
+    assert warm.certificate_.dual <= same.certificate_.primal
+    monkeypatch.undo()
+    assert warm.set_params(warm_start=False).fit(X, later).structure_.pairs.tolist() == [[2, 3]]
+
+
 def test_the_guess_stays_unless_another_predicts_better_by_more_than_chance(monkeypatch):
     chance = np.random.default_rng(14)
     X = chance.normal(size=(60, 3))
@@ -166,3 +186,30 @@ def test_the_guess_stays_unless_another_predicts_better_by_more_than_chance(monk
     chosen = MultilabelSVC("choose", random_state=0).fit(X, y)
     assert chosen.lam_ == chosen.choice_.best.lam == chosen.certificate_.lam < chosen.choice_.guess
     assert chosen.choice_.best.score > chosen.choice_.points[1].score
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("seed", range(20))
+def test_pairs_of_few_rows_and_of_weights_that_vanish_warn_of_nothing(seed):
+    """A weight of 1e-20 is lost in the sum of all: a label that is on in this row alone then has no count."""
+    random = np.random.default_rng(seed)
+    for _ in range(20):
+        y = (random.random((random.integers(1, 8), 4)) < random.choice([0.0, 0.2, 0.8, 1.0], 4)).astype(int)
+        times = random.choice([1.0, 1 / 3, 1e-20, 1e20], len(y))
+        pairs = choose_pairs(y, times)
+        assert pairs.shape[1] == 2
+        assert {tuple(pair) for pair in pairs.tolist()} <= {tuple(pair) for pair in all_pairs(y).tolist()}
+    lost = np.array([[1, 1], [0, 0], [1, 0], [0, 1]] * 30)
+    weights = np.where(lost.all(1) | ~lost.any(1), 1.0, 1e-20)
+    assert choose_pairs(lost, weights).tolist() == choose_pairs(lost[lost[:, 0] == lost[:, 1]]).tolist() == [[0, 1]]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_columns_of_very_different_sizes_have_finite_weights(dtype):
+    X = np.zeros((8, 3), dtype)
+    X[:, 0] = np.arange(1, 9) * np.finfo(dtype).tiny * 1e3
+    X[0, 1] = X[1, 2] = np.sqrt(np.finfo(dtype).max) * dtype(1e10)
+    model = MultilabelSVC(tol=0.1).fit(X, np.arange(16).reshape(8, 2) // 3 % 2)
+    assert np.isfinite(model.coef_).all()
+    assert np.isfinite(model.scale_).all()

@@ -114,7 +114,7 @@ def test_bad_choices_of_C():
     assert guessed.lam_ == MultilabelSVC("guess").fit(X, y).lam_
     with pytest.raises(ValueError, match="C='choose'"):
         MultilabelSVC("choose").fit(X[:1], y[:1])
-    with pytest.raises(TypeError, match="C='best'"):
+    with pytest.raises(ValueError, match="C='best' must be 'guess', 'choose' or a positive number"):
         MultilabelSVC("best").fit(X, y)
 
 

@@ -249,3 +249,73 @@ def test_a_model_without_intercepts_does_not_go_on_from_one_with_them(kind):
     model = kind(**QUICK, warm_start=True).fit(ROWS.astype(np.float32), y)
     with pytest.raises(ValueError, match="warm_start"):
         model.fit(ROWS.astype(np.float32).astype(np.float64), y)
+
+
+SETS = np.eye(3, dtype=int)[np.arange(12) % 3]
+OPTIONS = {
+    "C of label sets": (
+        lambda: MultilabelSVC(C="chose").fit(ROWS, SETS),
+        "C='chose' .*'guess', 'choose' or a",
+    ),
+    "C, an array": (lambda: MultilabelSVC(C=np.ones(2)).fit(ROWS, SETS), "C=array.* must be a number"),
+    "C of classes": (lambda: MultinomialSVC(C="guess").fit(ROWS, CODES), "C='guess' must be a number"),
+    "C of chains": (lambda: ChainSVC(C="choose").fit(WORDS, TAGS), "C='choose' must be a number"),
+    "lam": (lambda: GraphSVC(lam="choose").fit(GRAPHS, COLOURS), "lam='choose' must be a number"),
+    "interactions": (lambda: MultilabelSVC(interactions="all").fit(ROWS, SETS), "interactions='all' must be True or"),
+    "class_weight": (
+        lambda: MultilabelSVC(class_weight="balance").fit(ROWS, SETS),
+        "class_weight='balance' must be None, 'balanced' or",
+    ),
+    "transitions": (lambda: ChainSVC(transitions="BOI").fit(WORDS, TAGS), "transitions .*'BIO' or 'BIOES', not 'BOI'"),
+    "transitions, a number": (
+        lambda: ChainSVC(transitions=3).fit(WORDS, TAGS),
+        "transitions=3 must be None, 'BIO', 'BIOES' or Transitions",
+    ),
+    "anchor": (
+        lambda: PredictThenOptimize(Selection(3, 1), anchor="zer0").fit(ROWS, ROWS),
+        "anchor must be 'zero' or 'least-squares', not 'zer0'",
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_misspelt_option_is_refused_with_what_is_accepted(option):
+    fit, words = OPTIONS[option]
+    with pytest.raises((ValueError, TypeError), match=words):
+        fit()
+
+
+SHORT = [*TAGS[:2], TAGS[2][:-1], TAGS[3]]
+NAMES = [[{"word": "a"}] * len(rows) for rows in WORDS]
+RAGGED = [[0, 1, 0]] * 7 + [[1, 1]] + [[0, 0, 1]] * 4
+RAGGED_SETS = [["sky"], ["sky"], ["sky", "sea"]] * 4
+UNEVEN = {
+    "tags": (lambda: ChainSVC(**QUICK).fit(WORDS, SHORT), r"X\[2\] has 4 tokens and y\[2\] has 3 labels"),
+    "tags of names": (lambda: ChainSVC(**QUICK).fit(NAMES, SHORT), r"X\[2\] has 4 tokens and y\[2\] has 3"),
+    "tags to score": (lambda: ChainSVC(**QUICK).fit(WORDS, TAGS).score(WORDS, SHORT), r"X\[2\] .* y\[2\] has 3"),
+    "frames": (lambda: SegmentSVC(**QUICK).fit(WORDS, SHORT), r"X\[2\] has 4 frames and y\[2\] has 3"),
+    "nodes": (lambda: GraphSVC(**QUICK).fit(GRAPHS, [COLOURS[0], [1, 0]]), r"X\[1\] has 3 nodes and y\[1\] has 2"),
+    "rows of words": (lambda: ChainSVC(**QUICK).fit([[[0.1, 1.0], [1.0]]], [[0, 1]]), r"X\[0\]\[1\]=.* has 1 entries"),
+    "sets": (lambda: MultilabelSVC().fit(ROWS, RAGGED), r"y\[7\]=\[1, 1\] has 2 entries, and y\[0\] has 3.*Binarizer"),
+    "sets of names": (lambda: MultilabelSVC().fit(ROWS, RAGGED_SETS), r"y\[2\]=\['sky', 'sea'\] has 2 .*Binarizer"),
+    "Python's sets": (lambda: MultilabelSVC().fit(ROWS, [{"sky"}] * 12), r"y\[0\]=\{'sky'\} is a set.*Binarizer"),
+    "an array of lists": (
+        lambda: MultilabelSVC().fit(ROWS, np.array(RAGGED_SETS, dtype=object)),
+        r"y\[2\]=\['sky', 'sea'\] has 2 entries",
+    ),
+    "sets to score": (lambda: MultilabelSVC(**QUICK).fit(ROWS, SETS).score(ROWS, RAGGED), r"y\[7\]=\[1, 1\] has 2"),
+    "sets to calibrate": (
+        lambda: MultilabelSVC(**QUICK).fit(ROWS, SETS).calibrate(ROWS, RAGGED),
+        r"y\[7\]=\[1, 1\] has 2",
+    ),
+    "features of sets": (lambda: MultilabelSVC().fit(RAGGED, SETS), r"X\[7\]=\[1, 1\] has 2 entries, and X\[0\] has 3"),
+    "features": (lambda: MultinomialSVC().fit(RAGGED, CODES), r"X\[7\]=\[1, 1\] has 2 entries, and X\[0\] has 3"),
+    "classes": (lambda: MultinomialSVC().fit(ROWS, [*CODES[:3], [1, 2], *CODES[4:]]), r"y\[3\]=\[1, 2\] has 2 entries"),
+}
+
+
+@pytest.mark.parametrize("where", UNEVEN)
+def test_lists_of_several_lengths_are_refused_with_the_number_of_the_example(where):
+    fit, words = UNEVEN[where]
+    with pytest.raises(ValueError, match=words):
+        fit()

@@ -64,6 +64,12 @@ def _announce(kept: str) -> None:
         print(f"torchssvm compiles kernels, which takes 10 to 60 seconds, {kept}", file=sys.stderr, flush=True)
 
 
+def announce_nothing() -> None:
+    """Leave out the line of the first compilation in this process, for programs that say it themselves."""
+    global _told
+    _told = True
+
+
 class _Timed:
     """A dispatcher of stock Numba whose calls that compile stop the clock."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from torchssvm.compiler.jit import njit_fastmath
-from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers, row_names
+from torchssvm.core.arguments import check_length_form, check_tensor, check_type, check_whole, read_numbers, row_names
 from torchssvm.core.launch import fits_numba, once
 from torchssvm.core.operators import apart, pick, plain
 from torchssvm.core.threads import torch_threads
@@ -241,7 +241,11 @@ def padding_of(potentials: Potentials, name: str) -> Tensor | None:
 
 def as_potentials(value: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
     """Accept any output of a head: Potentials, a tensor, or named tensors."""
-    return value if isinstance(value, Potentials) else Potentials(value)
+    if isinstance(value, Potentials):
+        return value
+    return Potentials(
+        check_type(value, Tensor | Mapping, "potentials", "Potentials or tensors, as a head returns them")
+    )
 
 
 def as_parts(value: Tensor | Mapping[str, Tensor], argument: str = "parts") -> Parts:

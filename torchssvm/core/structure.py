@@ -121,7 +121,7 @@ _PRIVATE = {  # names of earlier versions, which have an underscore now
 
 
 def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an oracle take any output of a head, and check the scores once; ValueError if one is NaN or +inf."""
+    """Make an oracle take any output of a head, and check it once: names, shapes, and that no score is NaN or +inf."""
 
     @functools.wraps(oracle)
     def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,6 +131,7 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
         if plain() or transformed():
             return oracle(self, potentials, *args, **kwargs)
         with naming(potentials.index):
+            self._check_potentials(potentials)
             check_scores_finite(potentials, self.places, self.signed)
             potentials.examined = True
             try:
@@ -141,12 +142,14 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _naming(check: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the errors of a check of targets name examples, where the potentials know them."""
+def _with_potentials(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a check of targets take any output of a head, check that first, and name examples in errors."""
 
     @functools.wraps(check)
     def call(self: Structure, target: Any, potentials: Potentials, *args: Any, **kwargs: Any) -> Any:
-        with naming(getattr(potentials, "index", None)):
+        potentials = as_potentials(potentials)
+        with naming(potentials.index):
+            self._check_potentials(potentials)
             return check(self, target, potentials, *args, **kwargs)
 
     return call
@@ -235,7 +238,7 @@ class Structure(ABC):
         if "__init__" in vars(cls):
             cls.__init__ = _on_cpu(vars(cls)["__init__"])  # type: ignore[method-assign]
         if "check_target" in vars(cls):
-            cls.check_target = _naming(vars(cls)["check_target"])  # type: ignore[method-assign]
+            cls.check_target = _with_potentials(vars(cls)["check_target"])  # type: ignore[method-assign]
 
     @abstractmethod
     def argmax(self, potentials: Potentials) -> Decoding | Labeling:
@@ -345,6 +348,9 @@ class Structure(ABC):
             Bool by name, which broadcasts to the tensor; ``ragged`` describes tensors that are left out.
         """
         return {}
+
+    def _check_potentials(self, potentials: Potentials) -> None:  # noqa: B027
+        """Raise ValueError unless the potentials have the names and shapes that outputs of this structure need."""
 
     def signed(self, name: str) -> bool:
         """Whether outputs may have negative parts for these potentials; scores of -inf are then refused too."""
@@ -549,7 +555,7 @@ class Structure(ABC):
             raise ValueError(f"{type(self).__name__} has targets unlike its labelings: define resize()")
         return tree_replace(labelings, [fit(s, t.shape[1:], self.padding) for s, t in zip(stored, like, strict=True)])
 
-    @_naming
+    @_with_potentials
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
         """The target in the form that ``parts`` and ``loss`` take.
 

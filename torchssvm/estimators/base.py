@@ -311,7 +311,11 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         return validate_data(self, X, reset=False, **MATRIX)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The share of rows whose whole output is right; ValueError for a class of -100."""
+        """The share of rows whose whole output is right, as scikit-learn's accuracy; ValueError for a class of -100.
+
+        Of label sets, a row counts where all its labels are right (exact match): one wrong label makes it wrong.
+        ``sample_weight`` as in ``fit``.
+        """
         check_missing(y)
         columns_of([y], getattr(self, "_names", None), "y")
         return float(super().score(X, y, sample_weight))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchssvm.core.arguments import check_choice, check_whole, naming
+from torchssvm.core.arguments import check_choice, check_type, check_whole, naming
 from torchssvm.core.sparse_features import NamedLists
 from torchssvm.datasets.text.tag_schemes import SCHEMES
 from torchssvm.estimators.base import SequenceEstimator
@@ -144,6 +144,7 @@ class ChainSVC(SequenceEstimator):
         if isinstance(allowed, str):
             check_choice(allowed, "transitions", *SCHEMES)
             allowed = SCHEMES[allowed](list(map(str, classes)))
+        check_type(allowed, Transitions | None, "transitions", "None, 'BIO', 'BIOES' or Transitions")
         structure = Chain(len(classes), normalize=self.normalize, class_weight=weights, transitions=allowed)
         _check_outputs(structure, states, classes)
         head = (LinearChain if kind == ARRAYS else SparseLinearChain)(size, len(classes), structure=structure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.special import rel_entr
 from scipy.stats import chi2
 
 _MOST = 5  # of each label; more took longer, and predicted no better
@@ -43,8 +44,8 @@ def choose_pairs(y: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
         (on[j] - both, n - on[i], on[j]),
         (n - on[i] - on[j] + both, n - on[i], n - on[j]),
     ):
-        count = count.clip(0.0)
-        ratio += 2.0 * count * np.log(np.where(count > 0.0, count * n / (first * second), 1.0))
+        # Rounding of weights leaves counts below 0 or above the margins; a margin of 0 has no count.
+        ratio += 2.0 * rel_entr(count.clip(0.0, np.minimum(first, second)), first * (second / n))
     taken = np.zeros(len(pairs), bool)
     left = np.full(y.shape[1], _MOST)
     limit = chi2.isf(_CHANCE / max(len(pairs), 1), 1)

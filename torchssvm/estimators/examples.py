@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any
 
@@ -66,6 +66,7 @@ def check_matrix(X: Any, name: str = "X", *, labels: bool = False) -> None:
     Unless they are ``labels``, columns have names that scikit-learn compares: texts, or none.
     """
     check_readable(X, name)
+    check_rows(X, name)
     try:
         table = hasattr(X, "dtypes") and getattr(X, "ndim", None) == 2
         dtypes = list(X.dtypes) if table else [getattr(X, "dtype", None) or np.asarray(X).dtype]
@@ -79,6 +80,31 @@ def check_matrix(X: Any, name: str = "X", *, labels: bool = False) -> None:
         raise ValueError(f"{name} has columns {columns[:4]}: name all columns by texts, so that their order is checked")
     if sparse.issparse(X) and X.format in ("csr", "csc", "bsr"):
         X.check_format(full_check=True)
+
+
+_ROWS = {
+    "X": "give as many numbers in every row",
+    "y": "give a class for each row, or a matrix of 0 and 1, as MultiLabelBinarizer makes it",
+}
+
+
+def check_rows(values: Any, name: str) -> None:
+    """Raise ValueError, with its number, for the first row that is a set, or longer or shorter than row 0."""
+    if not isinstance(values, list | tuple) and getattr(getattr(values, "dtype", None), "kind", "") != "O":
+        return
+    first: int | None = None
+    for row, entries in enumerate(np.asarray(values) if hasattr(values, "iloc") else values):
+        several = isinstance(entries, list | tuple) or (isinstance(entries, np.ndarray) and entries.ndim > 0)
+        size = len(entries) if several else None
+        first = size if row == 0 else first
+        if size != first or isinstance(entries, Set):
+            place = number_of(row) if name in _ROWS else row  # rows within an example have their numbers
+            has = "is a set" if isinstance(entries, Set) else f"has {_count(size)}, and {name}[0] has {_count(first)}"
+            raise ValueError(f"{name}[{place}]={_short(entries)} {has}: {_ROWS.get(name, _ROWS['X'])}")
+
+
+def _count(size: int | None) -> str:
+    return "no entries" if size is None else f"{size} entries"
 
 
 def columns_of(tables: Iterable[Any], known: list[Any] | None, name: str) -> list[Any] | None:
@@ -165,8 +191,12 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
         check_readable(labels, f"y[{place}]")
         y[row] = labels = np.asarray(labels) if hasattr(labels, "__array__") else labels
         listed = hasattr(labels, "__len__") and not isinstance(labels, str) and getattr(labels, "ndim", 1) == 1
-        if not listed or len(labels) != size:
+        if not listed:
             raise ValueError(f"y[{place}]={_short(labels)} must be {size} labels, one for each {what} of X[{place}]")
+        if len(labels) != size:
+            raise ValueError(
+                f"X[{place}] has {size} {what}s and y[{place}] has {len(labels)} labels: give each one label"
+            )
         for at, label in enumerate(labels):
             kind = str if isinstance(label, str) else Real if isinstance(label, Real | np.bool_) else None
             first = first or kind
@@ -180,6 +210,7 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
 def check_missing(y: Any) -> None:
     """Raise ValueError for masked classes and for -100, which torch leaves out; -1 is one of two in scikit-learn."""
     check_readable(y, "y")
+    check_rows(y, "y")
     if (y := np.asarray(y)).ndim and y.dtype.kind in "if" and (missing := y == -100).any():
         raise _no_label(f"y[{number_of(int(missing.nonzero()[0][0]))}]=-100")
 

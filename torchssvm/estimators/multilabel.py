@@ -83,10 +83,12 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             length of a scaled row and its intercept, so 4.5 or 9; or "choose", which trains at 3, 1, 0.3 and 0.1 times
             the guess's lambda on two thirds of the examples, three times with fewer than 1000, keeps the guess unless
             the micro F1 of held-out sets is higher elsewhere by three standard errors, and trains on all.
-        lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
+        lam, tol, max_passes, random_state, verbose: As in :class:`MultinomialSVC`.
+        warm_start: As in :class:`MultinomialSVC`. With ``interactions=None`` the pairs stay those that the first fit
+            chose, whatever the examples are now: ``certificate_`` is of the problem with these pairs. A new estimator
+            would choose by the new examples, and may reach another objective.
         interactions: True scores all pairs of labels that are on in some examples and off in others, False none; None
-            chooses as above, and of more than 60 labels a warning says that pairs are left out. A fit that goes on
-            by ``warm_start`` keeps the pairs of the first.
+            chooses as above, and of more than 60 labels a warning says that pairs are left out.
         class_weight: None, "balanced", or a dictionary by label (0 to K - 1): the cost of deciding a label wrongly, on
             or off, "balanced" by how seldom it is on. Without pairs a label of cost c has the hinge ``max(0, c -
             margin)``, where scikit-learn has ``c max(0, 1 - margin)``: a larger margin at the same C, so that at a
@@ -143,7 +145,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         total = total or X.shape[0]
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
-            raise ValueError("y holds other numbers than 0 and 1: give classes [n], or label sets of 0 and 1 [n, K]")
+            raise ValueError("y holds other values than 0 and 1: give classes [n], or label sets of 0 and 1 [n, K]")
         classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
         if not self._sets:
             check_missing(y)
@@ -243,7 +245,9 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return any(bool(self.structure_.decode(self._potentials(self._sums(part))).any()) for part in parts)
 
     def _check_parameters(self) -> None:
-        if self.lam is None and self._own_C in (GUESS, CHOOSE):
+        if self.lam is None and isinstance(C := self._own_C, str):
+            if C not in (GUESS, CHOOSE):
+                raise ValueError(f"C={C!r} must be {GUESS!r}, {CHOOSE!r} or a positive number")
             self._check_run()
         else:
             super()._check_parameters()
@@ -410,7 +414,8 @@ def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.nd
         column = (columns[:, [j]].toarray().ravel() if sparse.issparse(X) else X[:, j]).astype(np.float64)
         order = column.argsort(kind="stable")
         shift[j] = column[order[np.searchsorted(times[order].cumsum(), half - rounding)]]
-        scale[j] = size / _size(column - shift[j], times)
+        # The factor of a column beside much larger ones must not overflow.
+        scale[j] = min(size / _size(column - shift[j], times), float(np.finfo(X.dtype).max))
     return shift, scale
 
 

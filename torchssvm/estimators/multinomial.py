@@ -21,6 +21,7 @@ from torchssvm.estimators.examples import (
     check_kind,
     check_matrix,
     check_missing,
+    check_rows,
     counted,
     of_matrix,
     weights_of,
@@ -115,6 +116,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         self._check_parameters()
         check_matrix(X)
         check_readable(y, "y")
+        check_rows(y, "y")
         X, y = check_X_y(X, y, estimator=self, **MATRIX)
         self.n_features_in_ = X.shape[1]
         check_classification_targets(y)

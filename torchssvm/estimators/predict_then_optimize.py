@@ -197,7 +197,7 @@ class PredictThenOptimize(CertifiedEstimator):
         return float(times @ self.structure_.regret(decisions, target) / best.clamp_min(1e-300))
 
     def score(self, X: Any, costs: Any, sample_weight: Any = None) -> float:
-        """Minus the regret: for ``cross_val_score`` and ``GridSearchCV``."""
+        """Minus :meth:`regret`, so that more is better: for ``cross_val_score`` and ``GridSearchCV``."""
         return -self.regret(X, costs, sample_weight)
 
     def _checked(self) -> Decisions:

@@ -18,7 +18,7 @@ from torchssvm.kinds.weights import Model
 
 
 class Hidden:
-    """Examples or scratch arrays whose hidden fields are addresses.
+    """Examples or scratch arrays, laid out for kernels once; their hidden fields are addresses.
 
     Kernels take ``arguments``; ``plain`` are the arrays that were given.
     """
@@ -28,7 +28,7 @@ class Hidden:
         if not stock.is_on():
             from torchssvm.compiler.placed import Placed
 
-            self._values = {name: Placed(getattr(plain, name)) for name in hidden_fields[type(plain)]}
+            self._values = {name: Placed(getattr(plain, name)) for name in hidden_fields.get(type(plain), ())}
             self.fields = plain._replace(**{name: value.address for name, value in self._values.items()})
             self.arguments = Placed(self.fields)
 

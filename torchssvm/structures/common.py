@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_length_form, check_tensor, read_numbers, row_name
 from torchssvm.core.operators import apart, upload
-from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.potentials import SINGLE, Parts, Potentials, own_weights
 from torchssvm.core.sparse_features import respond
 from torchssvm.core.structure import Structure
 
@@ -64,6 +64,10 @@ class Around(Structure):
     @override
     def parts(self, labeling: Any) -> Any:
         return self.structure.parts(self._inner(labeling))
+
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        self.structure._check_potentials(potentials)
 
     @override
     def max_marginals(self, potentials: Potentials) -> Tensor:
@@ -158,7 +162,8 @@ def check_potentials(potentials: Potentials, shapes: Shape | Mapping[str, Shape]
     if not isinstance(shapes, Mapping):
         shapes = {next(iter(potentials.tensors)): shapes}
     if potentials.tensors.keys() != shapes.keys():
-        raise ValueError(f"potentials must be {[*shapes]}, got {[*potentials.tensors]}: give what the head returned")
+        given = "one tensor" if [*potentials.tensors] == [SINGLE] else f"{[*potentials.tensors]}"
+        raise ValueError(f"potentials must be {[*shapes]} by name, not {given}: pass what the head returns")
     bound: dict[str, int] = {}
     tensors = [
         _match(potentials.tensors[name], f"potentials[{name!r}]", shape, bound) for name, shape in shapes.items()
@@ -166,6 +171,13 @@ def check_potentials(potentials: Potentials, shapes: Shape | Mapping[str, Shape]
     if potentials.max_length is not None and potentials.max_length > bound.get("N", potentials.max_length):
         raise ValueError(f"lengths of the potentials are up to {potentials.max_length}, beyond N = {bound['N']}")
     return tensors
+
+
+def check_kind(potentials: Potentials, kind: type[Potentials]) -> None:
+    """Raise ValueError for potentials of another class, which lack the graph of each example."""
+    if not isinstance(potentials, kind):
+        given = "one tensor" if [*potentials.tensors] == [SINGLE] else f"{type(potentials).__name__}"
+        raise ValueError(f"potentials must be {kind.__name__}, not {given}: pass what the head returns")
 
 
 def reject_entries(wrong: Tensor, values: Tensor, has: str, allowed: str) -> None:

@@ -18,7 +18,7 @@ from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, Structure, reject_rows
 from torchssvm.core.triton_support import fits_triton
-from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_shape, mask_of
+from torchssvm.structures.common import WeightedLabels, check_edges, check_kind, check_labels, check_shape, mask_of
 
 Places = list[tuple[str, Tensor, Tensor]]
 """Potential's name, places in it flattened, ``[B, C, M]``, and a mask of the real ones; names may repeat."""
@@ -218,9 +218,12 @@ class LabelledGraphs(Labelled):
     balanced = False
     _target: Callable[..., Any]
 
-    @abstractmethod
-    def _fitting(self, potentials: Potentials) -> Any:
-        """The potentials, if they are of this kind; else ValueError."""
+    _potentials: type[Potentials]
+    """The class of the potentials, which have ``edges``."""
+
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        check_kind(potentials, self._potentials)
 
     @abstractmethod
     def _labeling(self, labels: Tensor, edges: Tensor) -> Any:
@@ -230,26 +233,24 @@ class LabelledGraphs(Labelled):
     def costs(self, target: Any) -> Tensor:
         return target.costs
 
-    def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Any:
+    def check_target(self, target: Tensor | WeightedLabels, potentials: Any) -> Any:
         """Check shapes and numbers; add what the target has at the edges and the cost of a wrong label at each node."""
-        graphs = self._fitting(potentials)
         labels, weights = target if isinstance(target, WeightedLabels) else (target, None)
-        shape = graphs["node"].shape[:2]
+        shape = potentials["node"].shape[:2]
         check_int64(labels, "target", shape, ", a label for every node, or WeightedLabels with such labels")
-        real = mask_of(graphs.lengths, graphs["node"])
+        real = mask_of(potentials.lengths, potentials["node"])
         check_labels(labels, self._states, real)
         labels = labels.masked_fill(~real, -1)
         costs = self._costs(labels, node_costs(weights, real))
-        return self._target(*self._labeling(labels, graphs.edges), costs)
+        return self._target(*self._labeling(labels, potentials.edges), costs)
 
-    def enumerate(self, potentials: Potentials) -> Iterator[Any] | None:
+    def enumerate(self, potentials: Any) -> Iterator[Any] | None:
         """All labelings of small graphs, of up to 4096 labelings; None for larger ones."""
-        graphs = self._fitting(potentials)
-        longest = graphs["node"].shape[1]
+        longest = potentials["node"].shape[1]
         if self._states**longest > _MOST_LISTED:
             return None
-        real = mask_of(graphs.lengths, graphs["node"])
-        return (self._labeling(labels, graphs.edges) for labels in every_labeling(self._states, real))
+        real = mask_of(potentials.lengths, potentials["node"])
+        return (self._labeling(labels, potentials.edges) for labels in every_labeling(self._states, real))
 
     def _costs(self, labels: Tensor, weights: Tensor) -> Tensor:
         # Running sums: padding does not change their bits, and so not the digest of the target.

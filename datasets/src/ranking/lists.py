@@ -56,7 +56,7 @@ class RankedLists(PaddedDataset):
         if check_tensor(x, "x").ndim != 2 or y.shape != x.shape[:1]:
             raise ValueError(f"x and y must be [D, F] and [D], got {list(x.shape)} and {list(y.shape)}")
         if sizes.is_floating_point():
-            raise ValueError(f"sizes must be whole numbers of documents, got {sizes.dtype}")
+            raise ValueError(f"sizes must be whole numbers of documents, got {sizes.dtype}: convert sizes by .long()")
         if sizes.ndim != 1 or bool((sizes < 1).any()) or int(sizes.sum()) != len(x):
             raise ValueError(
                 f"sizes must be [Q], at least 1, and sum to the {len(x)} documents, got {int(sizes.sum())} of shape "

@@ -88,13 +88,14 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
 
     @override
     def visit_some(self, order: np.ndarray, done: int, passes: int, options: Options, scratch: Any) -> int:
-        return int(visit_chains(order, done, self.data, self.weights, self.pairs, self.duals, options, scratch))
+        data, pairs, duals = map(self.in_memory, ("data", "pairs", "duals"))
+        return int(visit_chains(order, done, data, self.weights, pairs, duals, options, scratch))
 
     @override
     def update_multipliers(self, step: float) -> np.ndarray:
         totals = np.zeros(5)
         self.duals = with_room(self.duals, visits=0)
-        update_multipliers(self.data, self.duals, step, self.num_states, totals)
+        update_multipliers(self.in_memory("data"), self.in_memory("duals"), step, self.num_states, totals)
         return totals
 
     @override

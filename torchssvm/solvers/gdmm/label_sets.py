@@ -91,13 +91,13 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
     @override
     def visit_some(self, order: np.ndarray, done: int, passes: int, options: Options, scratch: Any) -> int:
         explore = (passes + 1) % _EXPLORE == 0
-        arrays = self.data, self.weights, self.pairs, self.duals
-        return int(visit_label_sets(order, done, *arrays, options, explore, scratch))
+        data, pairs, duals = map(self.in_memory, ("data", "pairs", "duals"))
+        return int(visit_label_sets(order, done, data, self.weights, pairs, duals, options, explore, scratch))
 
     @override
     def update_multipliers(self, step: float) -> np.ndarray:
         totals = np.zeros(5)
-        update_multipliers(self.duals, step, totals)
+        update_multipliers(self.in_memory("duals"), step, totals)
         self._sum_gains()
         self.duals = self.duals._replace(factors=_with_room(self.duals.factors))
         return totals

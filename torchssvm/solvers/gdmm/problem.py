@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.dual.checks import check_batch, check_targets, digest_examples
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
+from torchssvm.kinds.hidden import Hidden
 from torchssvm.solvers.exact_pass import every_example
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT, Options
 from torchssvm.solvers.gdmm.pairs import PairWeights
@@ -109,6 +110,17 @@ class Problem(Stateful):
     @abstractmethod
     def visit_some(self, order: np.ndarray, done: int, passes: int, options: Options, scratch: Any) -> int:
         """Visit the examples ``order[done:]`` until one needs more room among the pairs; returns how many are done."""
+
+    @cached_property
+    def _laid_out(self) -> dict[str, Hidden]:
+        return {}
+
+    def in_memory(self, name: str) -> Any:
+        """The tuple ``data``, ``pairs`` or ``duals`` for kernels, laid out anew only where it was replaced."""
+        value, kept = getattr(self, name), self._laid_out.get(name)
+        if kept is None or kept.plain is not value:
+            kept = self._laid_out[name] = Hidden(value)
+        return kept.arguments
 
     def visit(self, order: np.ndarray, rule: BlockRule, rho: float, passes: int) -> np.ndarray:
         """Visit the examples ``order``, one after another, after ``passes`` passes.

@@ -143,9 +143,12 @@ class Arborescence(Labelled, Summed):
         self.normalize = normalize
 
     @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        check_potentials(potentials, _SHAPE)
+
+    @override
     def argmax(self, potentials: Potentials) -> Decoding:
-        (scores,) = check_potentials(potentials, _SHAPE)
-        heads, value = self.among.argmax(scores, potentials.lengths)
+        heads, value = self.among.argmax(potentials.single, potentials.lengths)
         return Decoding(heads, value)
 
     @override
@@ -207,7 +210,7 @@ class Arborescence(Labelled, Summed):
             ValueError: A shape or a length does not fit; a head is not in 0 to T; heads form a cycle; ``among`` does
                 not allow the arborescence.
         """
-        (scores,) = check_potentials(potentials, _SHAPE)
+        scores = potentials.single
         check_int64(target, "target", scores.shape[:2], ", the head of each token")
         real = mask_of(potentials.lengths, scores)
         heads = target.masked_fill(~real, -1)

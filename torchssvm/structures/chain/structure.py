@@ -125,7 +125,6 @@ class Chain(Labelled, Indexed):
                      [0, 0]]]), tensor([[1.2500, 1.0000]], dtype=torch.float64))
         """
         n = check_whole(n, "n")
-        self._check_potentials(potentials)
         restricted = self.restricted(potentials)
         lengths = mask_of(potentials.lengths, restricted["emission"]).sum(1).cpu()
         return nbest(restricted["emission"], restricted["transition"], lengths, n)
@@ -186,7 +185,7 @@ class Chain(Labelled, Indexed):
 
     def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor | WeightedLabels:
         """Check shapes, lengths, labels and weights; write -1 beyond each length."""
-        batch, longest, states = self._check_potentials(potentials)
+        batch, longest, states = potentials["emission"].shape
         labels = target.labels if isinstance(target, WeightedLabels) else target
         given = on_host(check_int64(labels, "target", (batch, longest), ", a state for each position"))
         lengths = None if potentials.lengths is None else on_host(potentials.lengths)
@@ -201,11 +200,11 @@ class Chain(Labelled, Indexed):
         node_costs(check_tensor(target.weights, "target.weights"), real)
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
 
-    def _check_potentials(self, potentials: Potentials) -> torch.Size:
-        """The shape of the emissions; ValueError unless these are scores of this chain's states and pairs."""
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
         states, steps = self.num_states, () if self.shared else ("N-1",)
         shapes = {"emission": ("B", "N", states), "transition": ("B", *steps, states, states)}
-        return check_potentials(potentials, shapes)[0].shape
+        check_potentials(potentials, shapes)
 
     @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:

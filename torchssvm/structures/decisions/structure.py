@@ -226,15 +226,18 @@ class Decisions(Structure):
             reject_rows(bound != value, "the oracle did not prove {rows} optimal: give it more time, and rel_gap=0")
         return Decision(y, costs)
 
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        check_potentials(potentials, ("B", self.num_costs))
+
     def check_target(self, target: Decision, potentials: Potentials) -> Decision:
         """Check shapes and numbers; add the known costs of the potentials."""
-        (costs,) = check_potentials(potentials, ("B", self.num_costs))
         check_no_lengths(potentials.lengths)  # type: ignore[arg-type]
         if not isinstance(target, tuple | list) or len(target) not in (2, 3):
             raise ValueError(f"target must be a Decision(y, cost), not a {type(target).__name__}")
         y, cost = target[:2]
         for name, tensor in (("target.y", y), ("target.cost", cost)):
-            wrong = ~check_shape(tensor, name, *costs.shape).isfinite().all(1)
+            wrong = ~check_shape(tensor, name, *potentials.single.shape).isfinite().all(1)
             reject_rows(wrong, f"{name} is not finite in {{rows}}")
         return Decision(_numbers(y), cost.to(torch.float64), _fixed(potentials))
 

@@ -162,7 +162,7 @@ class GraphCut(LabelledGraphs):
     _quick_to_decode = True
     _state_parts = (-1.0, 1.0)
     _states = 2
-    _target = GraphTarget
+    _target, _potentials = GraphTarget, GraphPotentials
 
     def __init__(self, oracle: CutOracle | None = None, *, balanced: bool = False, normalize: bool = True) -> None:
         check_flags(balanced=balanced, normalize=normalize)
@@ -171,9 +171,8 @@ class GraphCut(LabelledGraphs):
         self.balanced = balanced
         self.normalize = normalize
 
-    def argmax(self, potentials: Potentials) -> Decoding:
+    def argmax(self, potentials: Any) -> Decoding:
         """The oracle's labeling; of several best ones ``MinCut()`` returns the one with the fewest labels 1."""
-        potentials = self._fitting(potentials)
         on, bound = self.oracle.solve(potentials)
         labels = on.to(torch.int64).masked_fill_(~mask_of(potentials.lengths, potentials["node"]), -1)
         labeling = self._labeling(labels, potentials.edges)
@@ -219,18 +218,12 @@ class GraphCut(LabelledGraphs):
         return {"node": torch.where(target.labels == 1, -half, half)}, half.sum(1)
 
     @override
-    def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        potentials = self._fitting(potentials)
+    def places(self, potentials: Any) -> dict[str, Tensor]:
         return {"node": mask_of(potentials.lengths, potentials["node"]), "edge": potentials.edges[..., 0] >= 0}
 
     def signed(self, name: str) -> bool:
         """Label 0 counts the score of label 1 with a minus, and a cut the score of the edge."""
         return True
-
-    def _fitting(self, potentials: Potentials) -> GraphPotentials:
-        if not isinstance(potentials, GraphPotentials):
-            raise ValueError(f"potentials={potentials} must be GraphPotentials, with edges, as LinearGraph returns")
-        return potentials
 
     def _labeling(self, labels: Tensor, edges: Tensor) -> Segmentation:
         return Segmentation(labels, cut_edges(labels, edges))

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_readable, check_tensor, check_type, naming
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.potentials import Parts, Potentials, as_potentials
+from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Structure, as_decoding, augmented, loss_by_name, reject_rows
 from torchssvm.structures.common import Around, check_labels, check_lengths, check_shape, reject_entries
 
@@ -169,7 +169,6 @@ class HiddenStates(Around):
             ValueError: Shape, dtype or a label does not fit, or a state does not show its label.
             TypeError: The structure's outputs are more than states, as in ``PairwiseGraph``.
         """
-        potentials = as_potentials(potentials)
         observed = target.observed if isinstance(target, Completed) else target
         sets = isinstance(observed, Tensor) and observed.dtype == torch.bool
         if sets:

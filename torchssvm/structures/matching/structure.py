@@ -150,10 +150,13 @@ class Matching(Structure):
         delta = self.precision_cost * (target == 0).to(torch.float64) - self.recall_cost * true
         return delta * share.view(-1, 1, 1), self.recall_cost * true.sum((1, 2)) * share
 
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        check_potentials(potentials, ("B", "S", "T"))
+
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check that ``target`` is a matching of the right shape; write -1 beyond the nodes of each example."""
-        (scores,) = check_potentials(potentials, ("B", "S", "T"))
-        check_int64(target, "target", scores.shape, ", as the potentials are")
+        check_int64(target, "target", potentials.single.shape, ", as the potentials are")
         real = _real(potentials)
         wrong = ((target < 0) | (target > POSSIBLE)) & real
         allowed = f"give 1 (edge), 0 (none) or {POSSIBLE} (possible), and the head widths and lengths if padded"

@@ -112,10 +112,13 @@ class Multiclass(Structure):
         delta = constant(self.cost, target.device)[target]
         return delta, delta.new_zeros(len(delta))
 
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        check_potentials(potentials, ("B", self.num_classes))
+
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check that ``target`` is int64 ``[B]`` with classes 0 to K - 1."""
-        (scores,) = check_potentials(potentials, ("B", self.num_classes))
-        check_int64(target, "target", scores.shape[:1], ", a class for each example")
+        check_int64(target, "target", (potentials.batch_size,), ", a class for each example")
         check_labels(on_host(target), self.num_classes)
         return target
 

@@ -226,12 +226,15 @@ class Multilabel(Summed):
         return {"unary": torch.where(target == 1, -costs, costs)}, (costs * target).sum(1)
 
     @override
-    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+    def _check_potentials(self, potentials: Potentials) -> None:
         shapes: dict[str, tuple[int | str, ...]] = {"unary": ("B", self.num_labels)}
         if self.pairwise:
             shapes["pairwise"] = "B", self.num_pairs
-        unary = check_potentials(potentials, shapes)[0]
-        check_int64(target, "target", unary.shape, ", 1 where a label is on, else 0")
+        check_potentials(potentials, shapes)
+
+    @override
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        check_int64(target, "target", potentials["unary"].shape, ", 1 where a label is on, else 0")
         reject_entries((target != 0) & (target != 1), target, "target has", "give 1 where a label is on, else 0")
         return target
 

@@ -100,7 +100,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
 
     _not_plain = "messages pass along single edges, in an order of each example"
 
-    _target, tensors = PairwiseTarget, 2
+    _target, _potentials, tensors = PairwiseTarget, PairwisePotentials, 2
 
     def __init__(self, num_labels: int, oracle: GraphOracle | None = None, *, normalize: bool = True) -> None:
         self.num_labels = check_whole(num_labels, "num_labels")
@@ -114,8 +114,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         return self.num_labels
 
     @override
-    def argmax(self, potentials: Potentials) -> Decoding:
-        potentials = self._fitting(potentials)
+    def argmax(self, potentials: Any) -> Decoding:
         tensors = potentials["node"], potentials["edge"]
         labels, value, bound = self.oracle.solve(*tensors, potentials.edges, potentials.lengths)
         exact = bool((bound <= value).all())
@@ -135,15 +134,14 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         return {"node": (nodes, states), "edge": (edges, states, states)}
 
     @override
-    def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        potentials = self._fitting(potentials)
+    def places(self, potentials: Any) -> dict[str, Tensor]:
         joined = potentials.edges[..., 0] >= 0
         return {"node": mask_of(potentials.lengths, potentials["node"]).unsqueeze(2), "edge": joined[..., None, None]}
 
-    def _fitting(self, potentials: Potentials) -> PairwisePotentials:
-        if not isinstance(potentials, PairwisePotentials) or potentials["node"].shape[2] != self.num_labels:
-            raise ValueError(f"potentials={potentials} must be PairwisePotentials with {self.num_labels} labels")
-        return potentials
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        super()._check_potentials(potentials)
+        check_shape(potentials["node"], "potentials['node']", "B", "N", self.num_labels)
 
     def _labeling(self, labels: Tensor, edges: Tensor) -> GraphLabels:
         ends = labels.gather(1, edges.clamp(min=0).flatten(1)).view(edges.shape)

@@ -118,12 +118,13 @@ class Pose(Summed):
         grid = (self.height, self.width)
         return {"unary": (self.num_nodes, *grid), "types": (*arcs, *grid), "deformation": (*arcs, 4)}
 
-    def _checked(self, potentials: Potentials) -> list[Tensor]:
-        return check_potentials(potentials, {name: ("B", *shape) for name, shape in self.shapes.items()})
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        check_potentials(potentials, {name: ("B", *shape) for name, shape in self.shapes.items()})
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The best pose; ties are broken as in ``max_sum_grid``."""
-        unary, types, weights = (scores.detach() for scores in self._checked(potentials))
+        unary, types, weights = (potentials[name].detach() for name in self.shapes)
         self._to(unary.device)
         shared = len(weights) > 1 and weights.stride(0) == 0
         costs = [self._costs(weights[:1] if shared else weights, axis) for axis in (0, 1)]
@@ -174,7 +175,6 @@ class Pose(Summed):
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check shapes, places and types; write -1 for the types of nodes without a parent."""
-        self._checked(potentials)
         form = ", x, y and two types of every node (Pose.labeling makes it from places)"
         check_int64(target, "target", (potentials.batch_size, self.num_nodes, 4), form)
         self._to(target.device)

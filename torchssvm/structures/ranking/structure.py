@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_type
-from torchssvm.core.potentials import Parts, Potentials, as_potentials
+from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit, gated
 from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.ranking.measure import PairSwaps, RankingMeasure, place_of
@@ -106,15 +106,17 @@ class Ranking(Structure):
         """
         raise NotImplementedError("loss_potentials: measures of rankings are not linear in the parts")
 
-    def check_target(self, target: Tensor | Graded, potentials: Potentials | Tensor) -> Graded:
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        check_potentials(potentials, ("B", "N"))
+
+    def check_target(self, target: Tensor | Graded, potentials: Potentials) -> Graded:
         """Check that ``target`` has a grade for each document, and that the measure is defined for them.
 
         Raises:
             ValueError: The shape or dtype is another, a grade is negative, or a list has no relevant document where
                 the measure needs one.
         """
-        potentials = as_potentials(potentials)
-        check_potentials(potentials, ("B", "N"))
         grades = target.grades if isinstance(target, Graded) else target
         check_int64(grades, "target", potentials.single.shape, ", a grade for each document")
         real = _real(potentials)

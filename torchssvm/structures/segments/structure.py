@@ -131,7 +131,7 @@ class Segments(Labelled, Indexed):
         return as_decoding(super().augmented_argmax(potentials, target))
 
     def _best(self, potentials: Potentials, target: Tensor | None) -> Decoding:
-        emission, segment = self._scores_of(potentials)
+        emission, segment = potentials["emission"], potentials["segment"]
         lengths = potentials.lengths
         least, most = min(self.min_duration), self.max_duration
         if least > 1 and not (plain() or transformed()):
@@ -145,7 +145,7 @@ class Segments(Labelled, Indexed):
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product; the second half of ``emission``, with ``boundary``, are probabilities of boundaries."""
-        emission, segment = self._scores_of(potentials)
+        emission, segment = potentials["emission"], potentials["segment"]
         least = constant(self._least, emission.device)
         *parts, whole = semi_markov_marginals(emission, segment, least, potentials.lengths)
         return Marginals(dict(zip(("emission", "segment"), parts, strict=True)), whole)
@@ -170,7 +170,7 @@ class Segments(Labelled, Indexed):
             TypeError: ``n`` is not a number.
         """
         n = check_whole(n, "n")
-        emission, segment = self._scores_of(potentials)
+        emission, segment = potentials["emission"], potentials["segment"]
         lengths = mask_of(potentials.lengths, emission).sum(1).cpu()
         best = best_segmentations(emission, segment, self._least, lengths, n)
         return NBest(*(tensor.to(emission.device) for tensor in best))
@@ -271,7 +271,7 @@ class Segments(Labelled, Indexed):
     @override
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         labels, most = self.num_labels, self.max_duration
-        batch, longest, _ = self._scores_of(potentials)[0].shape
+        batch, longest, _ = potentials["emission"].shape
         check_int64(target, "target", (batch, longest), ", a code for each frame")
         real = mask_of(potentials.lengths, target)
         codes = target.masked_fill(~real, -1)
@@ -282,13 +282,14 @@ class Segments(Labelled, Indexed):
         reject_entries(wrong, durations, "target has the duration", f"give min_duration of its label to {most}")
         return codes
 
-    def _scores_of(self, potentials: Potentials) -> list[Tensor]:
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
         labels = self.num_labels
         shapes: dict[str, tuple[int | str, ...]] = {
             "emission": ("B", "N", self.num_scores),
             "segment": ("B", labels + self.max_duration, labels),
         }
-        return check_potentials(potentials, shapes)
+        check_potentials(potentials, shapes)
 
     def _check_codes(self, codes: Tensor, real: Tensor, name: str) -> None:
         """Raise ValueError for wrong codes ``[B, N]``, which are -1 where no frame is ``real``."""

@@ -13,7 +13,16 @@ from torchssvm.core.marginals import Marginals, marginals_by_gradient
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding
-from torchssvm.structures.common import Head, check_fields, check_labels, check_shape, fitting, mask_of, weight
+from torchssvm.structures.common import (
+    Head,
+    check_fields,
+    check_kind,
+    check_labels,
+    check_shape,
+    fitting,
+    mask_of,
+    weight,
+)
 from torchssvm.structures.labelled import Labelled
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.sampling import sample_states
@@ -93,6 +102,11 @@ class Forest(Labelled):
     def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
         self.num_states = check_whole(num_states, "num_states")
         self.class_weight = check_costs(class_weight, "class_weight", num_states)
+
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
+        check_kind(potentials, ForestPotentials)
+        check_shape(potentials["node"], "potentials['node']", "B", "N", self.num_states)
 
     @override
     def argmax(self, potentials: Potentials) -> Decoding:

@@ -110,7 +110,7 @@ class Tree(Labelled, Indexed):
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Max-sum; ties go to the smallest state, chosen from the roots to the leaves."""
-        node, edge = self._checked(potentials)
+        node, edge = potentials["node"], potentials["edge"]
         parent = upload(self.parent[: node.shape[1]], node.device)
         labels, value = max_sum_tree(node, edge, parent, potentials.lengths)
         return Decoding(labels, value)
@@ -149,7 +149,7 @@ class Tree(Labelled, Indexed):
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check shapes, lengths and labels; write -1 beyond each length."""
-        node, _ = self._checked(potentials)
+        node = potentials["node"]
         batch, longest, states = node.shape
         check_int64(target, "target", (batch, longest), ", a state for each node")
         labels, lengths = on_host(target), None if potentials.lengths is None else on_host(potentials.lengths)
@@ -158,13 +158,13 @@ class Tree(Labelled, Indexed):
         check_labels(labels, states, real)
         return upload(labels.masked_fill(~real, -1), node.device)
 
-    def _checked(self, potentials: Potentials) -> list[Tensor]:
+    @override
+    def _check_potentials(self, potentials: Potentials) -> None:
         pairs: tuple[int | str, ...] = () if self.shared else ("N",)
         shapes = {"node": ("B", "N", self.num_states), "edge": ("B", *pairs, self.num_states, self.num_states)}
-        scores = check_potentials(potentials, shapes)
-        if (longest := scores[0].shape[1]) > self.num_nodes:
+        node, _ = check_potentials(potentials, shapes)
+        if (longest := node.shape[1]) > self.num_nodes:
             raise ValueError(f"potentials have {longest} nodes, more than the {self.num_nodes} of the tree")
-        return scores
 
     @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
