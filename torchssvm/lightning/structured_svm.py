@@ -22,6 +22,7 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.compiled_loop import choose_solver, make_loop
+from torchssvm.lightning.figures import log, publish
 from torchssvm.lightning.fit import alone, certify_by_torch, check_strategy
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
 from torchssvm.lightning.predicting import Predicting
@@ -211,18 +212,15 @@ class StructuredSVM(Predicting):
 
     def _log_figures(self, **options: Any) -> None:
         dual = self.dual
-        self.log("dual", dual.value(), prog_bar=True, **options)
-        figures = {"oracle_calls": float(dual.oracle_calls)}
+        figures = {"dual": dual.value(), "oracle_calls": float(dual.oracle_calls)}
         if getattr(self.rules.oracle, "needs_labelings", False):
             figures["cache_hits"] = float(dual.cache_hits)
         if dual.ranks:
             figures["rho"] = dual.rho
         if (estimate := (self._run.pacing or dual).gap_estimate) < float("inf"):  # every block has been seen
             figures["gap_estimate"] = estimate
-        if self.trainer.loggers:
-            self.log_dict(figures, **options)
-        else:  # callbacks may monitor them; Lightning's way takes ten times as long
-            self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in figures.items()})
+        publish(self.trainer, figures, ["dual"])
+        log(self, figures, **options)
 
     # The run
 
