@@ -300,11 +300,13 @@ class DualityGap(Callback):
         metrics["gap_age"] = 0.0 if new else float(trainer.current_epoch - self._certified_epoch)
         if not new:
             metrics["passes"] = fit.passes
-        if not isinstance(certificate, FactorwiseCertificate):
-            estimate = (self.pacing or fit.dual).gap_estimate
-            metrics["gap_estimate"] = estimate if math.isfinite(estimate) else certificate.gap
-            if not new:
-                metrics |= {"dual": fit.dual.value(), "oracle_calls": float(fit.dual.oracle_calls)}
+        if isinstance(certificate, FactorwiseCertificate):
+            return metrics
+        metrics["gap_estimate"] = certificate.gap  # while a block's gap is unknown
+        if not new:
+            return metrics | fit.figures(self.pacing)
+        if (estimate := (self.pacing or fit.dual).gap_estimate) < math.inf:
+            metrics["gap_estimate"] = estimate
         return metrics
 
     def _reached(self) -> bool:
