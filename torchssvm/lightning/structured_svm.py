@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, cast
 
-import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 from torch.optim import Optimizer
