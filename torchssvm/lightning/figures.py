@@ -29,7 +29,7 @@ def publish(trainer: L.Trainer, figures: Mapping[str, float], in_bar: Collection
 def log(module: L.LightningModule, figures: Mapping[str, float], **options: Any) -> None:
     """Give figures to the loggers, with the ``options`` of ``log_dict``.
 
-    Why: Lightning's way takes longer than a short epoch, so it is gone only where there is a logger.
+    Why: ``log_dict`` takes as long as a short epoch, so it is called only where there is a logger.
     """
     if module.trainer.loggers:
         module.log_dict(dict(figures), **options)

@@ -104,7 +104,7 @@ class Fit:
         return Pacing(self.dual, value=self.dual.value, **rules)
 
     def figures(self, pacing: Pacing | None) -> dict[str, float]:
-        """Dual, oracle calls and estimate of the gap."""
+        """Dual, oracle calls and estimate of the gap; :class:`FactorwiseSVM` has none between certificates."""
         return figures_of(self.dual, pacing)
 
     def certify(self, batches: Iterable[Any]) -> Certificate:
