@@ -6,6 +6,7 @@ on the Dice coefficient, whose thresholds are chosen on the training sentences.
 python examples/alignment.py --lam 1 --gap 0.001
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def main(
     result = Report(report, "word alignment, matching", draw)
     trainer = L.Trainer(
         accelerator=accelerator,
-        max_epochs=-1,  # DualityGap ends the run
+        max_epochs=math.ceil(20 * max_passes),  # most visits are answered by the cache
         callbacks=[DualityGap(gap, max_passes=max_passes), result],
         limit_val_batches=0,
         logger=False,

@@ -7,6 +7,7 @@ trained together, on the structured hinge. The loss is the share of the pixels t
 python examples/horses_cnn.py --lam 100
 """
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ def main(
     model = StructuredSVM(head, lam, solver=Solver(bounds=bounds))
     result = Report(report, "horses, graph cuts on a U-Net" + (" (trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap, every_n_epochs=5, max_passes=max_passes), result]
-    L.Trainer(max_epochs=-1, callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)
+    quiet |= {"limit_val_batches": 0}
+    L.Trainer(max_epochs=math.ceil(max_passes), callbacks=callbacks, **quiet).fit(model, loaders)
     labels = [row for batch in loaders.test_dataloader() for row in model.decode(batch.x, batch.lengths).labels]
     print(f"test images, in pixels: {test.scores(labels)}")
     print(f"U-Net on pixels alone:  {segmentation_scores(masks, [test.mask(i) for i in range(len(test))])}")

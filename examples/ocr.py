@@ -5,6 +5,7 @@ python examples/ocr.py --size small --lam 0.01 --gap 0.01
 Directions, caches, orders and all options of the Trainer: torchssvm fit --config examples/ocr.yaml
 """
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +49,7 @@ def main(
     model = StructuredSVM(head := ocr_chain(), lam=lam or guess_lam(head, data.train))
     trainer = L.Trainer(
         accelerator=accelerator,
-        max_epochs=-1,  # DualityGap ends the run
+        max_epochs=math.ceil(20 * max_passes),  # most visits are answered by the cache
         callbacks=[
             DualityGap(Relative(gap), max_passes=max_passes),
             result := Report(report, "OCR, chain on pixels", draw_words),

@@ -6,6 +6,7 @@ duality gap. With --joint EPOCHS, CNN and chain are first trained together, by s
 python examples/ocr_cnn.py --size large --lam 0.001 --gap 0.05
 """
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +90,8 @@ def main(
     data = GapDataModule.from_datasets(train, test_dataset=test, batch_size=batch_size, seed=seed)
     result = Report(report, "OCR, chain on a CNN" + (" (trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap or Relative(0.01), max_passes=max_passes), result]
-    L.Trainer(max_epochs=-1, callbacks=callbacks, **options).fit(model, data)
+    epochs = joint + math.ceil(20 * max_passes)  # most visits are answered by the cache
+    L.Trainer(max_epochs=epochs, callbacks=callbacks, **options).fit(model, data)
     return result
 
 

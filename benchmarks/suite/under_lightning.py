@@ -24,8 +24,11 @@ from torchssvm.steps.sampler import GapBatchSampler
 from .measuring import Ask, Limit, Settings, Summary, Table, chosen, in_turn
 
 TITLE = "Under a Lightning Trainer"
-SECONDS, PASSES = 1.5, 1.1
-OPTIONS: dict[str, Any] = {"problems": {"OCR-large": [0.001, 0.05], "CoNLL-2000": [0.02, 0.005]}}  # lam and gap
+SECONDS, PASSES = {"OCR-small": 1.8}, 1.1  # of short epochs, Lightning's loop takes a good part
+USUAL_SECONDS = 1.3
+OPTIONS: dict[str, Any] = {  # lam and gap
+    "problems": {"OCR-small": [0.03, 0.003], "OCR-large": [0.001, 0.05], "CoNLL-2000": [0.02, 0.005]}
+}
 QUICK = {"problems": {"OCR-small": [0.01, 0.3]}}
 
 
@@ -119,7 +122,7 @@ def summarise(results: dict[str, Any]) -> Summary:
             Limit(
                 f"{problem}: CPU seconds under Lightning over those of solve",
                 light["seconds"] / result["seconds"],
-                SECONDS,
+                SECONDS.get(problem, USUAL_SECONDS),
             ),
             Limit(f"{problem}: passes under Lightning over those of solve", light["passes"] / result["passes"], PASSES),
         ]

@@ -256,8 +256,8 @@ class DualState(ByRank):
         Damped weights w add ``lam/2 |w - v|^2``.
         """
         if self.damped:
-            apart = squared_norm(p.detach().double() - v for p, v in zip(self.parameters, self.origin, strict=True))
-            return float(self.gap_estimates.sum()) + self.lam / 2 * apart
+            apart = flat(self.parameters) - flat(self.origin)
+            return float(self.gap_estimates.sum()) + self.lam / 2 * float(apart.dot(apart))
         return self._sums[1] if self.ranks else float(self.gap_estimates.sum())
 
     @property

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_number, check_object
+from torchssvm.lightning.figures import log, publish
 from torchssvm.lightning.fit import Fit, certify_by_torch, fit_of
 from torchssvm.lightning.refusals import refuse_callbacks
 from torchssvm.lightning.training_batches import exact_pass_loader
@@ -122,7 +123,6 @@ class DualityGap(Callback):
         self.batch_size = batch_size
         self.history: History = []
         self.stopped_because: str | None = None
-        self._in_bar: tuple[str, ...] = ()  # metrics of Lightning's progress bars
         self._last_batch = False  # whether the last batch of the epoch was trained
         self._certified_step = -1  # trainer.global_step of the last certificate
         self._certified_epoch = -1  # trainer.current_epoch of the last certificate
@@ -194,19 +194,9 @@ class DualityGap(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._end_epoch(trainer, pl_module, trainer.current_epoch)
-        if not self.history:
-            return
-        metrics = self._publish(trainer, fit_of(trainer, pl_module))
-        # The dual is logged to the bar by the module: a bar of 80 columns has room for three figures.
-        if not self._in_bar:  # Lightning wants the same ones throughout
-            both = isinstance(self.certificate, FactorwiseCertificate) and self.certificate.has_relaxation
-            self._in_bar = ("gap", "relaxed_gap", "passes") if both else ("gap", "passes")
-            self._in_bar += () if metrics["exact"] else ("exact",)  # the gap is an upper bound, or of a relaxation
-        shown = self._in_bar
-        pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
-        if trainer.loggers:
-            pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
+        metrics = self._end_epoch(trainer, pl_module, trainer.current_epoch)
+        if self.history:
+            log(pl_module, metrics)
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -258,23 +248,23 @@ class DualityGap(Callback):
         if not self._reached() and (certificate := self.certificate) is not None and trainer.is_global_zero:
             warn_if_far(certificate)
 
-    def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> None:
-        fit = fit_of(trainer, pl_module)
+    def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> dict[str, float]:
+        """Certify if this is due, stop if that is enough, and publish the figures; a second call does not certify."""
+        fit, new = fit_of(trainer, pl_module), epoch > self._last_epoch
+        self._last_epoch = max(epoch, self._last_epoch)
         if not fit.solves_head:
-            if _is_monitored(trainer):
-                if epoch > self._last_epoch:
-                    self._start_metrics = _gap_of_an_empty_dual(trainer, pl_module, fit)
-                self._publish(trainer, fit)
-            self._last_epoch = epoch
-            return
-        if epoch > self._last_epoch:
-            self._last_epoch = epoch
-            if self._ends_with_a_pass(trainer, epoch, fit):
-                self.certify(trainer, pl_module)
-                self._certified_epoch = epoch
-        if self.history:
-            self._publish(trainer, fit)
-            self._stop_if_reached(trainer)
+            if not _is_monitored(trainer):
+                return {}
+            if new:
+                self._start_metrics = _gap_of_an_empty_dual(trainer, pl_module, fit)
+            return self._publish(trainer, fit)
+        if new and self._ends_with_a_pass(trainer, epoch, fit):
+            self.certify(trainer, pl_module)
+            self._certified_epoch = epoch
+        if not self.history:
+            return {}
+        self._stop_if_reached(trainer)
+        return self._publish(trainer, fit)
 
     def _ends_with_a_pass(self, trainer: L.Trainer, epoch: int, fit: Fit) -> bool:
         if self.pacing is not None:
@@ -287,10 +277,16 @@ class DualityGap(Callback):
             trainer.should_stop = True
 
     def _publish(self, trainer: L.Trainer, fit: Fit) -> dict[str, float]:
-        """Set the metrics that callbacks read, also where the module cannot log."""
-        metrics = self._figures(trainer, fit) if fit.solves_head else self._start_metrics
-        device = trainer.strategy.root_device
-        trainer.callback_metrics.update({name: torch.tensor(value, device=device) for name, value in metrics.items()})
+        if not fit.solves_head:
+            publish(trainer, self._start_metrics)
+            return self._start_metrics
+        metrics, certificate = self._figures(trainer, fit), self.certificate
+        shown = ["dual", "gap", "passes"]  # a bar of 80 columns has room for three figures
+        if isinstance(certificate, FactorwiseCertificate):  # whose module shows the violation
+            shown = ["gap", "relaxed_gap", "passes"] if certificate.has_relaxation else ["gap", "passes"]
+        if not metrics["exact"]:  # the gap is an upper bound, or of a relaxation
+            shown.append("exact")
+        publish(trainer, metrics, shown)
         return metrics
 
     def _figures(self, trainer: L.Trainer, fit: Fit) -> dict[str, float]:
@@ -304,11 +300,13 @@ class DualityGap(Callback):
         metrics["gap_age"] = 0.0 if new else float(trainer.current_epoch - self._certified_epoch)
         if not new:
             metrics["passes"] = fit.passes
-        if not isinstance(certificate, FactorwiseCertificate):
-            estimate = (self.pacing or fit.dual).gap_estimate
-            metrics["gap_estimate"] = estimate if math.isfinite(estimate) else certificate.gap
-            if not new:
-                metrics |= {"dual": fit.dual.value(), "oracle_calls": float(fit.dual.oracle_calls)}
+        if isinstance(certificate, FactorwiseCertificate):
+            return metrics
+        metrics["gap_estimate"] = certificate.gap  # while a block's gap is unknown
+        if not new:
+            return metrics | fit.figures(self.pacing)
+        if (estimate := (self.pacing or fit.dual).gap_estimate) < math.inf:
+            metrics["gap_estimate"] = estimate
         return metrics
 
     def _reached(self) -> bool:

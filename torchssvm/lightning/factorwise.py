@@ -10,6 +10,7 @@ from typing_extensions import override
 from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.dual.state import DualState
+from torchssvm.lightning.figures import log, publish
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.training_batches import exact_pass_loader
 from torchssvm.solvers.certificate import Certificate
@@ -136,5 +137,5 @@ class FactorwiseSVM(Predicting):
             return
         optimizer: Any = self.optimizers()
         optimizer.step()
-        self.log("violation", gdmm.violation, prog_bar=True, batch_size=1)
-        self.log("rho", gdmm.rho, batch_size=1)
+        publish(self.trainer, figures := {"violation": gdmm.violation, "rho": gdmm.rho}, ["violation"])
+        log(self, figures, batch_size=1)

@@ -17,6 +17,7 @@ from typing_extensions import override
 from torchssvm.core.modules import evaluating
 from torchssvm.core.ranks import Ranks
 from torchssvm.dual.state import DualState
+from torchssvm.lightning.figures import figures_of
 from torchssvm.lightning.training_batches import check_loader
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.certificate import Certificate, certify
@@ -101,6 +102,10 @@ class Fit:
     def pacing(self, **rules: Any) -> Pacing | None:
         """Says when exact passes are made, by these rules; None where epochs say it."""
         return Pacing(self.dual, value=self.dual.value, **rules)
+
+    def figures(self, pacing: Pacing | None) -> dict[str, float]:
+        """Dual, oracle calls and estimate of the gap; :class:`FactorwiseSVM` has none between certificates."""
+        return figures_of(self.dual, pacing)
 
     def certify(self, batches: Iterable[Any]) -> Certificate:
         """An exact pass, from whose weights the next step starts; ``batches`` have every training example once."""

@@ -101,6 +101,7 @@ class Run:
         compiled: Whether the compiled loop was chosen for this fit.
         kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
         pacing: Says when exact passes are made, where the schedule of a ``DualityGap`` does.
+        figures: The number of the last step, and its figures; None before.
         looked: Whether it is known that padding does not change the features of ids.
     """
 
@@ -113,6 +114,7 @@ class Run:
     compiled: bool = False
     kind: str | None = None
     pacing: Pacing | None = None
+    figures: tuple[int, dict[str, float]] | None = None
     looked: bool = False
 
     def start(self, batches: TrainingBatches, *, resumed: bool) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, cast
 
-import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,6 +21,7 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.compiled_loop import choose_solver, make_loop
+from torchssvm.lightning.figures import figures_of, log, publish
 from torchssvm.lightning.fit import alone, certify_by_torch, check_strategy
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
 from torchssvm.lightning.predicting import Predicting
@@ -210,19 +210,13 @@ class StructuredSVM(Predicting):
         self._log_figures()
 
     def _log_figures(self, **options: Any) -> None:
-        dual = self.dual
-        self.log("dual", dual.value(), prog_bar=True, **options)
-        figures = {"oracle_calls": float(dual.oracle_calls)}
+        figures, dual = self.figures(self._run.pacing), self.dual
         if getattr(self.rules.oracle, "needs_labelings", False):
-            figures["cache_hits"] = float(dual.cache_hits)
+            figures = {**figures, "cache_hits": float(dual.cache_hits)}
         if dual.ranks:
-            figures["rho"] = dual.rho
-        if (estimate := (self._run.pacing or dual).gap_estimate) < float("inf"):  # every block has been seen
-            figures["gap_estimate"] = estimate
-        if self.trainer.loggers:
-            self.log_dict(figures, **options)
-        else:  # callbacks may monitor them; Lightning's way takes ten times as long
-            self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in figures.items()})
+            figures = {**figures, "rho": dual.rho}
+        publish(self.trainer, figures, ["dual"])
+        log(self, figures, **options)
 
     # The run
 
@@ -374,6 +368,13 @@ class StructuredSVM(Predicting):
         idle = CompiledBCFW.idle_epochs if self._run.compiled else IDLE_EPOCHS
         self._run.pacing = Pacing(self.dual, idle_epochs=idle, value=self.dual.value, **rules)
         return self._run.pacing
+
+    def figures(self, pacing: Pacing | None) -> dict[str, float]:
+        """Dual, oracle calls and estimate of the gap after the last step, computed once."""
+        run, step = self._run, self.trainer.global_step
+        if run.figures is None or run.figures[0] != step:
+            run.figures = step, figures_of(self.dual, pacing)
+        return run.figures[1]
 
     def certify(self, batches: Iterable[Any] | None = None) -> Certificate:
         """An exact pass during or after a fit.
