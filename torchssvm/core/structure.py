@@ -232,7 +232,7 @@ class Structure(ABC):
             for name in sorted(_PRIVATE & users):
                 raise TypeError(f"{cls.__name__}.{name} would be ignored: its name is _{name} now, so rename it")
             return
-        for name in ("argmax", "augmented_argmax", "marginals", "max_marginals"):
+        for name in ("argmax", "augmented_argmax", "marginals", "max_marginals", "_sample"):
             if name in vars(cls):
                 setattr(cls, name, gated(vars(cls)[name]))
         if "__init__" in vars(cls):

@@ -153,7 +153,6 @@ class Arborescence(Labelled, Summed):
 
     @override
     def marginals(self, potentials: Potentials) -> Marginals:
-        check_potentials(potentials, _SHAPE)
         (name,), lengths = potentials.tensors, potentials.lengths
         return marginals_by_gradient(potentials, lambda scores: self.among.log_partition(scores[name], lengths))
 

@@ -95,7 +95,6 @@ class Chain(Labelled, Indexed):
         return Marginals({"emission": emission, "transition": transition}, log_partition)
 
     def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
-        self._check_potentials(potentials)
         restricted = self.restricted(potentials)
         emission, transition = restricted["emission"], restricted["transition"]
         if self.shared:  # marginals of each pair of neighbours by itself

@@ -117,13 +117,12 @@ class Tree(Labelled, Indexed):
 
     @override
     def marginals(self, potentials: Potentials) -> Marginals:
-        node, _ = self._checked(potentials)
-        parent, depth = self._trees(node, potentials)
+        parent, depth = self._trees(potentials["node"], potentials)
         return marginals_by_gradient(potentials, lambda p: log_partition(p["node"], p["edge"], parent, depth))
 
     @override
     def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
-        node, edge = self._checked(potentials)
+        node, edge = potentials["node"], potentials["edge"]
         if self.shared:  # marginals of each edge by itself
             edge = edge.unsqueeze(1).expand(-1, node.shape[1], -1, -1)
         parent, depth = self._trees(node, potentials)
