@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -23,6 +24,11 @@ class Fields(types.NamedTuple):
     Tuples that a kernel makes keep Numba's type: LLVM assumes that nothing writes to these fields. Fields that the
     class names by ``with_hidden`` are behind a pointer, and an address for kernels that do not know their types.
     """
+
+    def __init__(self, members: Any, kind: type) -> None:
+        super().__init__(members, kind)
+        # LLVM's code names the types of arguments at every call
+        self.name = f"{kind.__name__}_{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
 
     def __hash__(self) -> int:
         """Numba hashes the types of arguments at every call; Python keeps the hash of a string."""
@@ -167,7 +173,7 @@ class _Lower(Lower):
         return builder.gep(builder.extract_value(array, 4), [place]), shape[len(indices) :]
 
 
-@register_pass(mutates_CFG=True, analysis_only=False)
+@register_pass(mutates_CFG=False, analysis_only=False)
 class Lowering(NativeLowering):
     """The compiler pass that writes LLVM's code."""
 
