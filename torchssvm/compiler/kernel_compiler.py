@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 from types import BuiltinFunctionType
 from typing import Any
@@ -171,6 +172,16 @@ class KernelCompiler(_KernelCompiler):
     """
 
     _library = _PrivateCode
+
+    def compile_extra(self, func: Any) -> Any:
+        """Compile a function, without searching all of Python's objects for cycles again and again."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return super().compile_extra(func)
+        finally:
+            if collects:
+                gc.enable()
 
 
 class InlinedCompiler(_KernelCompiler):
