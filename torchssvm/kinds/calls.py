@@ -147,24 +147,33 @@ def score_at_response(kind, examples, i, length, blocks, count, is_new, response
         scratch.scores[count] = score(kind, examples, i, scratch.corner, length, response, pairs) - target
 
 
+_visits = Addresses(
+    evaluate,
+    decode_with_score,
+    loss_of,
+    add_labeling,
+    mean_losses,
+    mark_labelings,
+    add_labelings,
+    squared_length,
+    add_to_weights,
+)
 _exact = Addresses(evaluate, decode_with_score, mean_losses, mark_labelings, add_labelings, add_to_weights)
-_steps = Addresses(loss_of, add_labeling, squared_length)
 _products = Addresses(fill_products, fill_products_of_rest)
+_whole = Addresses(potentials, solve_block, examine_block, add_to_weights)
 _exact_whole = Addresses(potentials, examine_block, add_to_weights)
-_whole = Addresses(solve_block)
 
 
 @njit
 def write_exact(calls, types):
-    """Write the addresses that exact passes call."""
+    """Write the addresses that exact passes in float64 call, where the weights are float32."""
     _exact(calls, types)
 
 
 @njit
 def write_visits(calls, types):
-    """Write the addresses that visits and exact passes call, and those that keep the outputs of exact passes."""
-    _exact(calls, types)
-    _steps(calls, types)
+    """Write the addresses that visits and exact passes call."""
+    _visits(calls, types)
 
 
 @njit
@@ -175,12 +184,11 @@ def write_products(calls, types):
 
 @njit
 def write_exact_whole(calls, types):
-    """Write the addresses that exact passes of whole blocks call."""
+    """As :func:`write_exact`, of whole blocks."""
     _exact_whole(calls, types)
 
 
 @njit
 def write_whole(calls, types):
     """Write the addresses that steps and exact passes of whole blocks call."""
-    _exact_whole(calls, types)
     _whole(calls, types)
