@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 from types import BuiltinFunctionType
 from typing import Any
@@ -61,6 +62,14 @@ class _PrivateCode(JITCodeLibrary):
         super().__init__(*arguments)
         self.enable_object_caching()
 
+    def finalize(self) -> None:
+        """Link every callee once, also one that several callees call."""
+        self._linking_libraries = list(_reached(self, {}))
+        super().finalize()
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout  # the passes over the whole kernel do the rest
+
     def _optimize_final_module(self) -> None:
         """Run LLVM's passes once, without unrolling.
 
@@ -77,7 +86,7 @@ class _PrivateCode(JITCodeLibrary):
 
 
 class _Library(JITCodeLibrary):
-    """Code without an address, which its callers contain and optimise."""
+    """Code without an address, which kernels contain and optimise."""
 
     @property
     def codegen(self) -> Any:
@@ -87,16 +96,28 @@ class _Library(JITCodeLibrary):
     def get_pointer_to_function(self, name: str) -> int:
         return 0
 
-    def _optimize_functions(self, module: Any) -> None:
-        module.data_layout = self._codegen._data_layout  # callers optimise
+    def add_llvm_module(self, module: Any) -> None:
+        """Keep the code of the one function as it is."""
+        module.data_layout = self._codegen._data_layout
+        for function in module.functions:
+            if not function.is_declaration and function.linkage == Linkage.external:
+                function.linkage = "linkonce_odr"
+        self._final_module = self._shared_module = module
 
-    def _optimize_final_module(self) -> None:
-        pass  # callers do
-
-    def _finalize_final_module(self) -> None:
+    def finalize(self) -> None:
+        """Leave linking and optimising to kernels."""
         self._finalize_dynamic_globals()
-        self._verify_declare_only_symbols()
         self._finalized = True
+
+
+def _reached(library: Any, seen: dict[Any, None]) -> dict[Any, None]:
+    """The libraries of all callees, behind a caller: LLVM links what is called."""
+    for callee in library._linking_libraries:
+        if callee not in seen:
+            seen[callee] = None
+            if isinstance(callee, _Library):
+                _reached(callee, seen)
+    return seen
 
 
 class _WithoutGlobals:
@@ -151,6 +172,16 @@ class KernelCompiler(_KernelCompiler):
     """
 
     _library = _PrivateCode
+
+    def compile_extra(self, func: Any) -> Any:
+        """Compile a function, without searching all of Python's objects for cycles again and again."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return super().compile_extra(func)
+        finally:
+            if collects:
+                gc.enable()
 
 
 class InlinedCompiler(_KernelCompiler):

@@ -158,8 +158,16 @@ _visits = Addresses(
     squared_length,
     add_to_weights,
 )
+_exact = Addresses(evaluate, decode_with_score, mean_losses, mark_labelings, add_labelings, add_to_weights)
 _products = Addresses(fill_products, fill_products_of_rest)
 _whole = Addresses(potentials, solve_block, examine_block, add_to_weights)
+_exact_whole = Addresses(potentials, examine_block, add_to_weights)
+
+
+@njit
+def write_exact(calls, types):
+    """Write the addresses that exact passes in float64 call, where the weights are float32."""
+    _exact(calls, types)
 
 
 @njit
@@ -172,6 +180,12 @@ def write_visits(calls, types):
 def write_products(calls, types):
     """Write the addresses that steps with inner products of labelings call too."""
     _products(calls, types)
+
+
+@njit
+def write_exact_whole(calls, types):
+    """As :func:`write_exact`, of whole blocks."""
+    _exact_whole(calls, types)
 
 
 @njit

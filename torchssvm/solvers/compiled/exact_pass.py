@@ -19,7 +19,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.block import add_to_weights, list_rows, loss_of, size_of
-from torchssvm.kinds.calls import decode_with_score, evaluate, mean_losses
+from torchssvm.kinds.calls import decode_with_score, evaluate, mean_losses, write_exact, write_exact_whole
 from torchssvm.kinds.examples import Examples, Scratch, squares_of_rows, with_types
 from torchssvm.kinds.hidden import Calls, Hidden, writers_of
 from torchssvm.kinds.weights import Model
@@ -101,8 +101,8 @@ class ExactPasses:
         self._work = np.diff(examples.start)
         self._split: tuple[int, np.ndarray, np.ndarray] | None = None  # for so many weights: ranges, and their work
         self._rounding: HingeRounding | None = None
-        self._make_scratch, self._whole, self._writers = make_scratch, whole, writers_of(whole, False)
-        self._calls = Calls(examples, *self._writers)
+        self._make_scratch, self._whole = make_scratch, whole
+        self._calls = Calls(examples, *writers_of(whole, False))
         self._local = _PerThread()
 
     def __call__(
@@ -127,13 +127,15 @@ class ExactPasses:
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
         every = _EVERY + numbers // 64
 
-        kernel = whole_blocks.exact_ranges if self._whole else exact_ranges
+        kernel, writer = exact_ranges, write_exact
+        if self._whole:
+            kernel, writer = whole_blocks.exact_ranges, write_exact_whole
 
         def decode(wide: bool) -> None:
             calls, weights, read, cast = self._calls, model, blocks, lambda scratch: scratch
             if wide:
                 packed = widen(examples._replace(inner=examples.inner[:0], added=examples.cost, form=None))
-                calls, cast = Calls(with_types(packed), *self._writers), lambda scratch: Hidden(widen(scratch.plain))
+                calls, cast = Calls(with_types(packed), writer), lambda scratch: Hidden(widen(scratch.plain))
                 weights, read = widen(model), widen(blocks._replace(gram=blocks.gram[:0]))
             known = calls(weights, read, cast(self._scratch()))
 
