@@ -116,7 +116,7 @@ def pack(
     pairs = adapter.weights.tensors()[1]
     in_rows = line_start, lines, torch.full_like(lines, 0 if pairs is None else len(pairs)), inner, inner_start[:-1]
     arrays: Any = (tensor.numpy() for tensor in (x, value, column, row, *labelled, *in_rows))
-    none = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    none = 2 * (np.zeros(0, np.int32), np.zeros(0, np.int64))
     examples = with_types(Examples(dense, *arrays, STORED if adapter.products else 0, *none))  # type: ignore[call-arg]
     ragged = {name: (starts.diff(), values) for name, (starts, values) in extra.items()}
     all_x = x if dense else Lists(counts, column, value)
