@@ -19,6 +19,8 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import dot, exact_dot
+from torchssvm.core.arguments import naming
+from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists, SparseFeatures
 from torchssvm.kinds import block
@@ -36,8 +38,8 @@ class Arcs(NamedTuple):
     single_root: bool  # whether the root has one child
 
 
-# Scratch arrays for one sentence: weights and sums of its groups, and the room of the decoders
-ArcScratch = namedtuple("ArcScratch", "weights sums charts memory places")
+# Scratch arrays for one sentence: weights and sums of its groups, a list of them, and the room of the decoders
+ArcScratch = namedtuple("ArcScratch", "weights sums groups charts memory places")
 
 
 def make_arc_scratch(longest: int, groups: int, dtype: np.dtype) -> ArcScratch:
@@ -46,6 +48,7 @@ def make_arc_scratch(longest: int, groups: int, dtype: np.dtype) -> ArcScratch:
     return ArcScratch(
         weights=np.zeros(groups, dtype),
         sums=np.zeros(groups, dtype),
+        groups=np.zeros(groups, np.int64),
         charts=np.zeros((6, size, size), dtype),
         memory=np.zeros(size * size),
         places=np.zeros(3 * size * size + 14 * size, np.int64),
@@ -65,8 +68,9 @@ block.mean_loss.of(Arcs)(uniform_mean_loss)
 @njit
 def arc_potentials(arcs, examples, model, i, scratch):
     room, emission, length = scratch.room, scratch.emission, examples.length[i]
+    weights = model.emission.reshape(model.emission.size)
     for g in range(num_groups(examples, i)):
-        room.weights[g] = weight_of(examples, model, i, g)
+        room.weights[g] = weight_of(examples, weights, i, g)
     sum_lists(examples, i, length, room.weights, emission)
     return False
 
@@ -77,18 +81,30 @@ def read_arc_potentials(arcs, examples, model, i, scratch, slots, count, some):
     if not some:
         return arc_potentials(arcs, examples, model, i, scratch)
     room, emission, length = scratch.room, scratch.emission, examples.length[i]
+    weights, lines, arcs_read, groups_read = model.emission.reshape(model.emission.size), room.places, 0, 0
     room.weights[: num_groups(examples, i)] = np.inf  # not yet summed
+    # Arcs, then their groups, then the weights: in a loop of its own, each waits for memory less.
     for t in range(length):
         row, line = emission[t], examples.line[i] + t * (length + 1)
         row[: length + 1] = np.inf
         for c in range(-1, count):
             h = np.int64(slots[c, t]) if c >= 0 else examples.y[examples.start[i] + t]
             if row[h] == np.inf:  # labelings share most arcs
-                for p in range(examples.row[line + h], examples.row[line + h + 1]):
-                    g = examples.column[p]
-                    if room.weights[g] == np.inf:
-                        room.weights[g] = weight_of(examples, model, i, g)
-                row[h] = list_product(examples, line + h, room.weights)
+                row[h] = 0.0
+                lines[arcs_read] = line + h
+                arcs_read += 1
+    for a in range(arcs_read):
+        for p in range(examples.row[lines[a]], examples.row[lines[a] + 1]):
+            g = examples.column[p]
+            if room.weights[g] == np.inf:
+                room.weights[g] = 0.0
+                room.groups[groups_read] = g
+                groups_read += 1
+    for k in range(groups_read):
+        room.weights[room.groups[k]] = weight_of(examples, weights, i, room.groups[k])
+    for a in range(arcs_read):
+        place = lines[a] - examples.line[i]
+        emission[place // (length + 1), place % (length + 1)] = list_product(examples, lines[a], room.weights)
     return False
 
 
@@ -96,9 +112,10 @@ def read_arc_potentials(arcs, examples, model, i, scratch, slots, count, some):
 @njit
 def other_arc_potentials(arcs, examples, model, i, scratch):
     room, emission, length = scratch.room, scratch.emission, examples.length[i]
+    weights = model.emission.reshape(model.emission.size)
     for g in range(num_groups(examples, i)):
         if room.weights[g] == np.inf:
-            room.weights[g] = weight_of(examples, model, i, g)
+            room.weights[g] = weight_of(examples, weights, i, g)
     line = examples.line[i]
     for t in range(length):
         row = emission[t]
@@ -123,12 +140,12 @@ def features_of(examples, i, g):
 
 
 @njit
-def weight_of(examples, model, i, g):
-    """The sum of the weights of a group."""
+def weight_of(examples, weights, i, g):
+    """The sum of the weights of a group; all weights are ``[F]``."""
     begin, end = features_of(examples, i, g)
-    total = model.emission.dtype.type(0)
+    total = weights.dtype.type(0)
     for p in range(begin, end):
-        total += model.emission[examples.distinct[p], 0]
+        total += weights[examples.distinct[p]]
     return total
 
 
@@ -258,14 +275,14 @@ def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
 @block.add_to_weights.of(Arcs)
 @njit
 def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, scratch, factor):
-    sums, factor = scratch.room.sums, delta.dtype.type(factor)
+    sums, factor, weights = scratch.room.sums, delta.dtype.type(factor), model.emission.reshape(model.emission.size)
     add_parts(examples, i, length, delta, sums)
     for g in range(num_groups(examples, i)):
         if sums[g] != 0.0:
             amount = factor * sums[g]
             begin, end = features_of(examples, i, g)
             for p in range(begin, end):
-                model.emission[examples.distinct[p], 0] += amount
+                weights[examples.distinct[p]] += amount
 
 
 class ArcsAdapter(VectorAdapter):
@@ -284,6 +301,17 @@ class ArcsAdapter(VectorAdapter):
     @override
     def num_states(self) -> int:
         return self.longest + 1
+
+    @override
+    def apply(self, batch: Batch) -> Potentials:
+        """Scores of zero: packing needs their shape, and the checks of features."""
+        with naming(batch.index):
+            _, _, outside = self.head.check_arcs(batch.x, batch.lengths)
+        scores = self.head.weight.detach().new_zeros(()).expand(outside.shape)
+        ragged = {} if batch.lengths is None else {self.emission: 0}
+        made = Potentials({self.emission: scores}, batch.lengths, ragged=ragged)
+        made.index = batch.index
+        return made
 
     @override
     def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
