@@ -50,7 +50,9 @@ def group_features(columns: np.ndarray, values: np.ndarray, lengths: np.ndarray)
     scratch = np.empty((7, entries + columns.shape[3] + 2), np.int32)
     listed = _group(columns, values, lengths, table, scratch, counts, column, value, sizes, distinct, group)
     features, groups = sizes.sum(0)
-    return Groups(counts, column[:listed], value[: listed if values.size else 0], sizes, distinct[:features], group[:groups])
+    return Groups(
+        counts, column[:listed], value[: listed if values.size else 0], sizes, distinct[:features], group[:groups]
+    )
 
 
 def _pages(size: int, dtype: np.dtype) -> np.ndarray:
