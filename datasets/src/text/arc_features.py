@@ -38,7 +38,7 @@ _ROWS = {"w": 0, "g": 1, "g-1": 2, "g+1": 3}
 def _steps(end: str) -> np.ndarray:
     """``[templates, 2]``: the rows of codes that a template takes of the head or of the token, -1 for none."""
     names = [[_ROWS[name[1:]] for name in template if name[0] == end] for template in _TEMPLATES]
-    return np.array([(rows + [-1, -1])[:2] for rows in names])
+    return np.array([[*rows, -1, -1][:2] for rows in names])
 
 
 _OF_HEAD, _OF_TOKEN = _steps("h"), _steps("t")  # in a template, the names of the head come first
