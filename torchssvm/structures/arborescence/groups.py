@@ -1,7 +1,7 @@
 """Features of sentences by groups, compiled by Numba: those on the same arcs become one.
 
-Most features of an arc are on no other arc of its sentence, such as those of a pair of words, and others are on all arcs
-of a head. A group's weights are summed once for a sentence, and an arc lists a third as many groups as features.
+Most features of an arc are on no other arc of its sentence, such as those of a pair of words; others are on all arcs of
+a head. A group's weights are summed once for a sentence, and an arc lists a third as many groups as features.
 """
 
 from __future__ import annotations
