@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import njit
 from torchssvm.kinds.examples import Examples
-from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_potentials
+from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_potentials, features_of
 from torchssvm.structures.arborescence.oracle import best_projective
 
 
@@ -33,7 +33,7 @@ def epoch(order, examples, arcs, model, summed, work, labels, moment):
         length = examples.length[i]
         arc_potentials(arcs, examples, model, i, work)
         best_projective(emission, length, arcs.single_root, room.charts, room.places, labels)
-        start, distinct = examples.start[i], examples.distinct_start[i]
+        start = examples.start[i]
         for t in range(length):
             new, old = labels[t], examples.y[start + t]
             if new == old:
@@ -42,9 +42,10 @@ def epoch(order, examples, arcs, model, summed, work, labels, moment):
             line = examples.line[i] + t * (length + 1)
             for head, amount in ((old, 1.0), (new, -1.0)):
                 for p in range(examples.row[line + head], examples.row[line + head + 1]):
-                    column = examples.distinct[distinct + examples.column[p]]
-                    model.emission[column, 0] += amount
-                    summed[column] += moment * amount
+                    begin, end = features_of(examples, i, examples.column[p])
+                    for column in examples.distinct[begin:end]:
+                        model.emission[column, 0] += amount
+                        summed[column] += moment * amount
         moment += 1.0
     return wrong
 

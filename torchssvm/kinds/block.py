@@ -97,6 +97,19 @@ def potentials(kind, examples, model, i: int, scratch) -> bool:
     return False
 
 
+@ByKind
+@njit
+def read_potentials(kind, examples, model, i, scratch, slots, count, some):
+    """:func:`potentials`; where ``some``, only what the scores of the target and of ``slots[:count]`` read."""
+    return potentials(kind, examples, model, i, scratch)
+
+
+@ByKind
+@njit
+def other_potentials(kind, examples, model, i, scratch):
+    """Write the emissions that :func:`read_potentials` left out."""
+
+
 @njit
 def read_slot(i, c, examples, blocks, labels):
     """The labeling of a slot as int64, like a corner, so that what takes either is compiled once."""

@@ -21,7 +21,9 @@ from torchssvm.kinds.block import (
     loss_of,
     mark_rows,
     mean_loss,
+    other_potentials,
     potentials,
+    read_potentials,
     read_slot,
     respond,
     respond_to_parts,
@@ -34,8 +36,13 @@ from torchssvm.kinds.block import (
 @ByAddress
 @njit
 def evaluate(kind, examples, model, i: int, length: int, blocks, count: int, scratch) -> bool:
-    """:func:`potentials`, and in ``scratch.scores`` the scores of ``count`` slots of block i, and of the target."""
-    in_scratch = potentials(kind, examples, model, i, scratch)
+    """The scores of ``count`` slots of block i, and of the target, in ``scratch.scores``.
+
+    Returns what :func:`potentials` returns. The emissions have what these labelings and the mean parts of the rest
+    read; :func:`decode_with_score` completes them.
+    """
+    some = count > 0 and not blocks.mixed[i]
+    in_scratch = read_potentials(kind, examples, model, i, scratch, blocks.labelings[i], count, some)
     emission, scores = scratch.emission, scratch.scores
     transition = scratch.transition if in_scratch else model.transition
     for c in range(count):
@@ -49,9 +56,10 @@ def evaluate(kind, examples, model, i: int, length: int, blocks, count: int, scr
 @ByAddress
 @njit
 def decode_with_score(
-    kind, examples, i: int, length: int, scratch, transition: Rows, labels: Labels
+    kind, examples, model, i: int, length: int, scratch, transition: Rows, labels: Labels
 ) -> tuple[float, float]:
-    """:func:`decode`; returns the loss and the score of the labeling."""
+    """:func:`decode` after :func:`evaluate`; returns the loss and the score of the labeling."""
+    other_potentials(kind, examples, model, i, scratch)
     loss = decode(kind, examples, i, length, scratch, transition, labels)
     return loss, score(kind, examples, i, labels, length, scratch.emission, transition)
 

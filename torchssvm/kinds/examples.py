@@ -30,9 +30,11 @@ class Examples(NamedTuple):
         line: ``[n + 1]`` int64, where each example's rows of features begin.
         length: ``[n]`` int64, each example's rows of emissions: as many, unless an adapter's ``complete`` says more.
         pair_rows: ``[n]`` int64, each example's rows of pairs.
-        distinct: ``[*]`` int32, the distinct features of each example, if ``column`` numbers features within the
-            example; else empty.
+        distinct: ``[*]`` int32, the distinct features of each example, group by group, if ``column`` numbers groups
+            of features within the example; else empty.
         distinct_start: ``[n + 1]`` int64, where each example's distinct features begin.
+        group: ``[*]`` int32, where each group begins among the distinct features of its example, and the end.
+        group_start: ``[n + 1]`` int64, where the entries of each example begin in ``group``.
         pair_scale: The largest sum of the absolute features of a row of pairs; 1 where pairs are weights.
         inner: ``[sum R (R + 1) / 2]`` inner products of each example's rows, with the bias as a feature: row t with
             rows 0 to t, for all t. Examples of more than ``stored`` rows have none, see :mod:`.long`.
@@ -62,6 +64,8 @@ class Examples(NamedTuple):
     stored: int
     distinct: Any
     distinct_start: Any
+    group: Any
+    group_start: Any
     pair_scale: float = 1.0
     kind: Any = None
     reach: Any = None
@@ -215,6 +219,21 @@ def squares_of_rows(examples: Examples, dtype: Any = None) -> np.ndarray:
     """The squared length of each row of features; ``dtype`` is that of the sums of dense ones."""
     if examples.dense:
         return np.einsum("tf,tf->t", examples.x, examples.x, dtype=dtype)
+    if len(examples.distinct):
+        squares = np.zeros(len(examples.row) - 1)
+        lists = examples.line, examples.row, examples.column, examples.value
+        _square_groups(*lists, examples.group, examples.group_start, squares)
+        return squares
     if not len(examples.value):
         return np.diff(examples.row)
     return np.diff(np.append(0.0, np.square(examples.value, dtype=np.float64).cumsum())[examples.row])
+
+
+@njit
+def _square_groups(line, row, column, value, group, start, squares):
+    """The squared lengths of rows that list groups of features."""
+    for i in range(len(line) - 1):
+        for t in range(line[i], line[i + 1]):
+            for p in range(row[t], row[t + 1]):
+                place, factor = start[i] + column[p], np.float64(value[p]) if len(value) else 1.0
+                squares[t] += factor * factor * (group[place + 1] - group[place])

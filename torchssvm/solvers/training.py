@@ -234,9 +234,9 @@ def make_trainer(
 
 
 def _packed_at_once(sample: Sample) -> int:
-    """Examples of a batch that is packed: of a million numbers, as far as 256 to 4096 examples have as many."""
+    """Examples of a batch that is packed: of a million numbers, as far as 32 to 4096 examples have as many."""
     numbers = sum(t.numel() for t in tree_tensors((sample.x, sample.potentials.tensors))) // max(sample.size, 1)
-    return max(256, min(4096, 2**20 // max(numbers, 1)))
+    return max(32, min(4096, 2**20 // max(numbers, 1)))
 
 
 def _new(dataset: Any, kept: Tensor) -> Iterator[Batch]:

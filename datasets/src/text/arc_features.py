@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_several, check_whole
 
 # From their table 1; h is the head, t the token, w a word, g a tag, -1 and +1 the neighbours. Prefixes of long words
@@ -33,16 +35,14 @@ _TEMPLATES = (*_ALONE, *_PAIRS, *_TOKEN)
 _ROWS = {"w": 0, "g": 1, "g-1": 2, "g+1": 3}
 
 
-def _steps(end: str) -> list[tuple[list[int], list[int]]]:
-    """For the first name of the head or the token, and the second: templates that have it, and its rows."""
+def _steps(end: str) -> np.ndarray:
+    """``[templates, 2]``: the rows of codes that a template takes of the head or of the token, -1 for none."""
     names = [[_ROWS[name[1:]] for name in template if name[0] == end] for template in _TEMPLATES]
-    several = [[n for n, rows in enumerate(names) if len(rows) > place] for place in range(2)]
-    return [(which, [names[n][place] for n in which]) for place, which in enumerate(several)]
+    return np.array([[*rows, -1, -1][:2] for rows in names])
 
 
 _OF_HEAD, _OF_TOKEN = _steps("h"), _steps("t")  # in a template, the names of the head come first
 _PLAIN = len(_ALONE) + len(_PAIRS)  # templates that also count without the distance
-_ORDER = [row for n in range(len(_TEMPLATES)) for row in ([n] if n < _PLAIN else []) + [len(_TEMPLATES) + n]]
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 _HALF = np.uint64(32)
 
@@ -61,7 +61,7 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
         num_features: Columns are 0 to ``num_features - 1``.
 
     Returns:
-        ``[T, T+1, P]`` int64: at ``[t-1, h]`` the arc from head h (0 is the root) to token t; -1 where it has fewer
+        ``[T, T+1, P]`` int32: at ``[t-1, h]`` the arc from head h (0 is the root) to token t; -1 where it has fewer
         features, and at arcs of a token to itself, which have none.
 
     Raises:
@@ -80,49 +80,75 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
         raise ValueError(f"words are {length} and tags {len(tags)}: give a tag for every word")
     word, tag = _codes(["<root>", *words]), _codes(["<left>", "<root>", *tags, "<right>"])
     codes = np.stack([word, tag[1:-1], tag[:-2], tag[2:]])  # [4, T+1]
-    heads, tokens = np.arange(length + 1)[None, :], np.arange(1, length + 1)[:, None]
-    distance = np.abs(heads - tokens)
-    to_right = (heads < tokens).astype(np.uint64)
-    near = np.minimum(distance, 5) + (distance > 5) + (distance > 10)
-    apart = near.astype(np.uint64) * np.uint64(2) + to_right + np.uint64(1)
-
-    # All templates at once, since an operation on one takes less time than its call.
-    code = np.repeat(np.arange(1, len(_TEMPLATES) + 1, dtype=np.uint64)[:, None], length + 1, 1)
-    for which, rows in _OF_HEAD:
-        code[which] = _mix(code[which], codes[rows])
-    code = np.repeat(code[:, None], length, 1)  # [templates, T, T+1]
-    for which, rows in _OF_TOKEN:
-        code[which] = _mix(code[which], codes[rows, 1:, None])
-    hashed = _columns(np.concatenate([code, _mix(code, apart)])[_ORDER], num_features)
-
-    # Each tag between head and token, once: its counts before the two differ.
     kinds, kind = np.unique(tag[2:-1], return_inverse=True)
-    count = np.zeros((length + 2, len(kinds)), np.int64)
-    count[np.arange(2, length + 2), kind] = 1
-    count = count.cumsum(0)  # [i]: among the tokens before i
-    low, high = np.minimum(heads, tokens), np.maximum(heads, tokens)
-    between = count[high] > count[np.minimum(low + 1, high)]  # [T, T+1, kinds]
-    ends = _mix(_mix(_mix(np.full((1, 1), len(_TEMPLATES) + 1, np.uint64), codes[1]), codes[1, 1:, None]), to_right)
-    inside = _columns(_mix(ends[:, :, None], kinds), num_features)
-    features = np.empty((length, length + 1, len(_ORDER) + len(kinds)), np.int64)
-    features[:, :, : len(_ORDER)] = hashed.transpose(1, 2, 0)
-    features[:, :, len(_ORDER) :] = np.where(between, inside, -1)
-    features[distance == 0] = -1
-    return torch.from_numpy(features)
+    columns = np.empty((length, length + 1, _PLAIN + len(_TEMPLATES) + len(kinds)), np.int32)
+    begun, last = np.empty(len(_TEMPLATES), np.uint64), np.empty(len(kinds), np.int64)
+    _fill(codes, _OF_HEAD, _OF_TOKEN, kinds, kind, np.uint64(num_features), begun, last, columns)
+    return torch.from_numpy(columns)
+
+
+@lru_cache(2**17)
+def _code(text: str) -> int:
+    return zlib.crc32(text.encode()) + 1
 
 
 def _codes(texts: Sequence[str]) -> np.ndarray:
-    return np.array([zlib.crc32(text.encode()) + 1 for text in texts], np.uint64)
+    return np.array([_code(text) for text in texts], np.uint64)
 
 
-def _columns(hashed: np.ndarray, num_features: int) -> np.ndarray:
-    """``hashed % num_features`` as int64, by a division, which NumPy does in half the time."""
-    size = np.uint64(num_features)
-    return (hashed - hashed // size * size).view(np.int64)
+@njit
+def _fill(codes, of_head, of_token, kinds, kind, size, begun, last, columns):
+    """Fill ``columns``; ``begun`` is room for a code of each template, ``last`` for a place of each kind of tag.
+
+    ``codes`` ``[4, T+1]`` are words, tags, tags before and tags after; ``kinds`` are the tags, ascending, and ``kind``
+    ``[T]`` numbers those of the tokens.
+    """
+    length, templates = columns.shape[0], len(begun)
+    for h in range(length + 1):
+        for n in range(templates):
+            begun[n] = _mix_all(np.uint64(n + 1), codes, of_head[n], h)
+        for k in range(len(kinds)):
+            last[k] = -1  # no such tag since the head
+        for side in range(2):
+            for far in range(1, (length - h if side == 0 else h - 1) + 1):
+                t = h + far if side == 0 else h - far
+                row = columns[t - 1, h]
+                near = min(far, 5) + (far > 5) + (far > 10)
+                apart = np.uint64(2 * near + (h < t) + 1)
+                place = 0
+                for n in range(templates):
+                    code = _mix_all(begun[n], codes, of_token[n], t)
+                    if n < _PLAIN:
+                        row[place] = _column(code, size)
+                        place += 1
+                    row[place] = _column(_mix(code, apart), size)
+                    place += 1
+                ends = _mix(_mix(_mix(np.uint64(templates + 1), codes[1, h]), codes[1, t]), np.uint64(h < t))
+                for k in range(len(kinds)):
+                    row[place + k] = _column(_mix(ends, kinds[k]), size) if last[k] == side else -1
+                last[kind[t - 1]] = side
+    for t in range(length):
+        columns[t, t + 1] = -1
 
 
-def _mix(code: np.ndarray, more: np.ndarray) -> np.ndarray:
+@njit
+def _mix_all(code, codes, rows, at):
+    """``code``, mixed with the codes of a token or a head that a template takes."""
+    for row in rows:
+        if row >= 0:
+            code = _mix(code, codes[row, at])
+    return code
+
+
+@njit
+def _column(code, size):
+    """``code % size``; a division takes longer than the rest of the hash."""
+    power = size & (size - np.uint64(1)) == 0
+    return np.int32(code & (size - np.uint64(1)) if power else code % size)
+
+
+@njit
+def _mix(code, more):
     """A hash of both in 64-bit arithmetic."""
     mixed = (code ^ more) * _ODD
-    mixed ^= mixed >> _HALF
-    return mixed
+    return mixed ^ (mixed >> _HALF)

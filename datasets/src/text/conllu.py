@@ -81,7 +81,8 @@ def read_conllu(
 
     Columns are separated by single tabs; where more lines of the file have as many columns by runs of blanks, by
     these. Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are skipped: the basic dependencies connect
-    words. The package conllu parses the lines; columns and trees are checked here.
+    words. The package conllu parses the lines that are not plainly the next word; columns and trees are checked
+    here.
 
     Args:
         path: The file.
@@ -111,7 +112,12 @@ def read_conllu(
     for block in blocks:
         words: list[_Word] = []
         for number, line in block:
-            where, row = f"{path}, line {number}", fields.split(line)
+            row = fields.split(line)
+            if _is_plain(row, line, str(len(words) + 1), trees):
+                head = int(row[6]) if trees else -1
+                words.append(_word(row[1], row[3], row[4], head, number, tags))
+                continue
+            where = f"{path}, line {number}"
             if len(row) != len(_COLUMNS):
                 raise ValueError(
                     f"{where}: {len(row)} column{'s' * (len(row) > 1)}, separated by {fields.separator}, and CoNLL-U "
@@ -124,11 +130,8 @@ def read_conllu(
             if len(token) != len(_COLUMNS):  # conllu ends columns at two blanks, too
                 raise ValueError(f"{where}: a column is empty, or has two blanks in a row, which CoNLL-U forbids")
             if _is_word(token, len(words) + 1, where, trees):
-                upos, xpos = token["upos"], token["xpos"] or _ABSENT
-                first, second = (upos, xpos) if tags == "upos" else (xpos, upos)
-                tag = first if first != _ABSENT else second
                 head = token["head"] if trees else -1
-                words.append(_Word(token["form"], tag, head, number, upos if tags == "xpos" else tag))
+                words.append(_word(token["form"], token["upos"], token["xpos"] or _ABSENT, head, number, tags))
         if not words:
             raise ValueError(f"{path}, line {block[0][0]}: the sentence that begins here has no words")
         if trees:
@@ -153,6 +156,23 @@ def check_tag_column(tags: str) -> None:
     """Raise ValueError unless ``tags`` is a column of parts of speech."""
     if tags not in ("upos", "xpos"):
         raise ValueError(f"tags={tags!r} must be 'upos' or 'xpos', the column with the parts of speech")
+
+
+def _is_plain(row: Sequence[str], line: str, expected: str, trees: bool) -> bool:
+    """Whether a line is of the next word, and has nothing that conllu would refuse or read in another way."""
+    if len(row) != len(_COLUMNS) or row[0] != expected or "  " in line or not all(row) or not row[-1].strip():
+        return False
+    head = row[6]
+    if not (head.isascii() and head.isdigit() and len(head) < 10 and (head == "0" or head[0] != "0")):
+        return not trees and head == _ABSENT
+    return True
+
+
+def _word(form: str, upos: str, xpos: str, head: int, line: int, tags: str) -> _Word:
+    """A word, tagged by ``tags``, or by the other column where that is absent."""
+    first, second = (upos, xpos) if tags == "upos" else (xpos, upos)
+    tag = first if first != _ABSENT else second
+    return _Word(form, tag, head, line, upos if tags == "xpos" else tag)
 
 
 def _is_word(token: Mapping[str, Any], expected: int, where: str, trees: bool) -> bool:
@@ -201,7 +221,7 @@ def _check_tree(words: Sequence[_Word], path: str | os.PathLike[str], single_roo
 class CoNLLU(Dataset[Example]):
     """The sentences of a CoNLL-U file, with hashed features of all their arcs.
 
-    An item is ``(x, y, index)``: columns ``[T, T+1, P]`` int64, computed by :func:`arc_columns` when the item is
+    An item is ``(x, y, index)``: columns ``[T, T+1, P]`` int32, computed by :func:`arc_columns` when the item is
     fetched; the heads, int64 ``[T]``; and its number in this dataset. :meth:`collate` pads items to a batch, whose x is
     ``SparseFeatures`` for the head ``LinearArcs(in_features)``.
 
@@ -271,10 +291,10 @@ class CoNLLU(Dataset[Example]):
 
     def _columns(self, at: int) -> Tensor:
         if self._kept is not None and at in self._kept:
-            return self._kept[at].to(torch.int64)
+            return self._kept[at]
         columns = arc_columns(self.sentences[at].words, self.sentences[at].tags, self.in_features)
         if self._kept is not None:
-            self._kept[at] = columns.to(torch.int32)
+            self._kept[at] = columns
         return columns
 
     @staticmethod

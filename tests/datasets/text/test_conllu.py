@@ -186,7 +186,7 @@ def test_features_are_those_of_the_paper():
         tags = [draw.choice("NVD") for _ in range(length)]
         columns = arc_columns(words, tags, 2**31 - 1)
         assert columns.shape[:2] == (length, length + 1)
-        assert columns.dtype == torch.int64
+        assert columns.dtype == torch.int32
         for token, head in itertools.product(range(1, length + 1), range(length + 1)):
             listed = [c for c in columns[token - 1, head].tolist() if c >= 0]
             if head == token:

@@ -53,7 +53,11 @@ class HingeRounding:
             value = examples.value[places] if len(examples.value) else np.ones(len(places))
             if len(examples.distinct):
                 example = np.searchsorted(examples.line, rows[token], side="right") - 1
-                column = examples.distinct[examples.distinct_start[example] + column]
+                group, start = examples.group_start[example] + column, examples.distinct_start[example]
+                begin, sizes = start + examples.group[group], examples.group[group + 1] - examples.group[group]
+                within = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
+                column = examples.distinct[np.repeat(begin, sizes) + within]
+                token, value = np.repeat(token, sizes), np.repeat(value, sizes)
         self._column, place = np.unique(column, return_inverse=True)
         self._values = np.zeros((len(rows), len(self._column)))  # absolute features of the sample
         np.add.at(self._values, (token, place), np.abs(value))
@@ -245,7 +249,7 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
     in_scratch = evaluate(kind, examples, model, i, length, blocks, 0, scratch)
     emission, transition = scratch.emission, scratch.transition if in_scratch else model.transition
     scratch.slack[0] = 0.0
-    loss, best = decode_with_score(kind, examples, i, length, scratch, transition, output)
+    loss, best = decode_with_score(kind, examples, model, i, length, scratch, transition, output)
     hinge = weight * (best - scratch.scores[0] + loss)
     hinge = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
     slack = weight * scratch.slack[0]

@@ -155,7 +155,7 @@ def find_corner(i, examples, model, blocks, scalars, options, scratch, counters)
         counters[1] += 1
     else:
         counters[0] += 1
-        loss, best_score = decode_with_score(kind, examples, i, length, scratch, transition, output)
+        loss, best_score = decode_with_score(kind, examples, model, i, length, scratch, transition, output)
         loss *= weight
         corner = find_slot(i, count, size_of(examples, i), blocks.labelings, output) + 1
         if corner == 0:

@@ -81,7 +81,7 @@ def pack(
     dense = all(isinstance(piece.x, Tensor) for piece in pieces) and nonzeros > _DENSE * rows * features
     y, cost = torch.empty(labels, dtype=torch.int64), torch.empty(labels, dtype=torch.float64)
     x = torch.empty(rows if dense else 0, features, dtype=dtype)
-    extra = {name: _join(name, pieces, n) for name in pieces[0].extra}
+    extra = {name: _join(name, pieces, n) for name in list(pieces[0].extra)}
     counts = torch.zeros(int(line_start[-1]), dtype=torch.int64)
     lists: list[tuple[Tensor | slice, Tensor, Tensor]] = []
     while pieces:
@@ -116,7 +116,7 @@ def pack(
     pairs = adapter.weights.tensors()[1]
     in_rows = line_start, lines, torch.full_like(lines, 0 if pairs is None else len(pairs)), inner, inner_start[:-1]
     arrays: Any = (tensor.numpy() for tensor in (x, value, column, row, *labelled, *in_rows))
-    none = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    none = 2 * (np.zeros(0, np.int32), np.zeros(0, np.int64))
     examples = with_types(Examples(dense, *arrays, STORED if adapter.products else 0, *none))  # type: ignore[call-arg]
     ragged = {name: (starts.diff(), values) for name, (starts, values) in extra.items()}
     all_x = x if dense else Lists(counts, column, value)
@@ -148,13 +148,14 @@ def staying(adapter: HeadAdapter, piece: Piece, kept: Tensor) -> Piece:
 
 
 def _join(name: str, pieces: list[Piece], num_examples: int) -> tuple[Tensor, Tensor]:
+    """Where each example's entries begin, and the entries of all; they are taken out of the pieces."""
     counts = torch.zeros(num_examples, dtype=torch.int64)
     for piece in pieces:
         counts[piece.index] = piece.extra[name][0]
     start, like = offsets(counts), pieces[0].extra[name][1]
     values = like.new_empty(int(start[-1]), *like.shape[1:])
     for piece in pieces:
-        values[_places(start[piece.index], counts[piece.index])] = piece.extra[name][1]
+        values[_places(start[piece.index], counts[piece.index])] = piece.extra.pop(name)[1]
     return start, values
 
 

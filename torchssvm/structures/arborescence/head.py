@@ -67,21 +67,8 @@ class LinearArcs(Head):
         Raises:
             ValueError: A shape, a dtype, a column or a length does not fit.
         """
-        columns, values = x if isinstance(x, SparseFeatures) else (x, None)
-        columns = check_shape(columns, "columns", "B", "N", "N+1", "P")
-        columns = check_int64(columns.long() if columns.dtype == torch.int32 else columns, "columns", columns.shape)
-        if values is not None:
-            check_operands(values=(values, columns.shape))
-        inside = check_lengths(lengths, columns)
-        heads = torch.nn.functional.pad(inside, (1, 0), value=True)
-        outside = ~(inside.unsqueeze(2) & heads.unsqueeze(1))
-        size = len(self.weight)
-        if not _within(columns, size):  # entries beyond a length may hold anything
-            columns = columns.masked_fill(outside.unsqueeze(3), -1)
-            if not _within(columns, size):
-                low, high = (int(bound) for bound in columns.aminmax())
-                wrong = low if low < -1 else high
-                raise ValueError(f"columns has {wrong}: give 0 to in_features - 1 = {size - 1}, or -1 for none")
+        columns, values, outside = self.check_arcs(x, lengths)
+        columns, size = columns.long(), len(self.weight)
         with full_precision(columns.device):
             # Padding, -1, reads the last weight. Either way the backward pass sums in a fixed order.
             chosen = self.weight.take(columns) if adds_in_order(self.weight) else self.weight[columns]
@@ -117,6 +104,26 @@ class LinearArcs(Head):
         return Potentials(
             {"arcs": scores}, lengths, ragged=ragged, adjoint=adjoint, gram_product=gram_product, weights=weights
         )
+
+    def check_arcs(self, x: SparseFeatures | Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Columns, int32 or int64, values, and which arcs are beyond the lengths, ``[B, N, N+1]``; see forward."""
+        columns, values = x if isinstance(x, SparseFeatures) else (x, None)
+        columns = check_shape(columns, "columns", "B", "N", "N+1", "P")
+        if columns.dtype != torch.int32:
+            columns = check_int64(columns, "columns", columns.shape)
+        if values is not None:
+            check_operands(values=(values, columns.shape))
+        inside = check_lengths(lengths, columns)
+        heads = torch.nn.functional.pad(inside, (1, 0), value=True)
+        outside = ~(inside.unsqueeze(2) & heads.unsqueeze(1))
+        size = len(self.weight)
+        if not _within(columns, size):  # entries beyond a length may hold anything
+            columns = columns.masked_fill(outside.unsqueeze(3), -1)
+            if not _within(columns, size):
+                low, high = (int(bound) for bound in columns.aminmax())
+                wrong = low if low < -1 else high
+                raise ValueError(f"columns has {wrong}: give 0 to in_features - 1 = {size - 1}, or -1 for none")
+        return columns, values, outside
 
 
 def _within(columns: Tensor, size: int) -> bool:

@@ -1,7 +1,8 @@
 """Arborescences over lists of features for the compiled loop.
 
-A token is labelled with its head. The features of an arc are columns in the numbering of its sentence, so the weights
-that a sentence needs are gathered once, and sums over its columns take a small array.
+A token is labelled with its head. The features of an arc are groups of columns in the numbering of its sentence, so the
+weights that a sentence needs are gathered once, and sums over its groups take a small array. Where the cache may serve,
+only the arcs of the labelings that it keeps are scored.
 """
 
 from __future__ import annotations
@@ -16,34 +17,38 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from torchssvm.compiler.jit import njit, njit_fastmath
+from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import dot, exact_dot
+from torchssvm.core.arguments import naming
+from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists, SparseFeatures
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Extra, Reading, VectorAdapter
 from torchssvm.kinds.block import list_states, loss_of, uniform_mean_loss
 from torchssvm.kinds.examples import Examples
+from torchssvm.structures.arborescence.groups import group_features
 from torchssvm.structures.arborescence.oracle import best_nonprojective, best_projective
 
 
 class Arcs(NamedTuple):
-    """The lists of ``Examples`` belong to arcs, by token, then by head; ``distinct`` are features of a sentence."""
+    """The lists of ``Examples`` belong to arcs, by token, then by head; they have groups of a sentence's features."""
 
     projective: bool  # whether arcs may not cross
     single_root: bool  # whether the root has one child
 
 
-# Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders
-ArcScratch = namedtuple("ArcScratch", "weights sums charts memory places")
+# Scratch arrays for one sentence: weights and sums of its groups, a list of them, and the room of the decoders
+ArcScratch = namedtuple("ArcScratch", "weights sums groups charts memory places")
 
 
-def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
-    """Scratch for sentences of up to ``longest`` tokens and ``columns`` different features."""
+def make_arc_scratch(longest: int, groups: int, dtype: np.dtype) -> ArcScratch:
+    """Scratch for sentences of up to ``longest`` tokens and ``groups`` groups of features."""
     size = longest + 1
     return ArcScratch(
-        weights=np.zeros(columns, dtype),
-        sums=np.zeros(columns, dtype),
+        weights=np.zeros(groups, dtype),
+        sums=np.zeros(groups, dtype),
+        groups=np.zeros(groups, np.int64),
         charts=np.zeros((6, size, size), dtype),
         memory=np.zeros(size * size),
         places=np.zeros(3 * size * size + 14 * size, np.int64),
@@ -59,43 +64,94 @@ def list_arcs(arcs, examples, i, labels, other, task):
 block.mean_loss.of(Arcs)(uniform_mean_loss)
 
 
-@njit
-def number_columns(line_start, row, column, stamp, place, distinct, start):
-    """Replace the columns by their numbers in the sentence, in order of occurrence.
-
-    ``stamp`` ``[F]`` is -1, and ``place`` ``[F]`` scratch; ``distinct`` and ``start`` are filled, as in ``Examples``.
-    If ``distinct`` is empty, only ``start`` is filled.
-    """
-    total = 0
-    for i in range(len(line_start) - 1):
-        start[i] = total
-        for p in range(row[line_start[i]], row[line_start[i + 1]]):
-            c = column[p]
-            if stamp[c] != i:
-                stamp[c] = i
-                place[c] = total - start[i]
-                if len(distinct):
-                    distinct[total] = c
-                total += 1
-            if len(distinct):
-                column[p] = place[c]
-    start[len(line_start) - 1] = total
-
-
 @block.potentials.of(Arcs)
-@njit_fastmath
+@njit
 def arc_potentials(arcs, examples, model, i, scratch):
-    room, emission = scratch.room, scratch.emission
-    begin, end = examples.distinct_start[i], examples.distinct_start[i + 1]
-    for u in range(end - begin):
-        room.weights[u] = model.emission[examples.distinct[begin + u], 0]
-    sum_lists(examples, i, examples.length[i], room.weights, emission)
+    room, emission, length = scratch.room, scratch.emission, examples.length[i]
+    weights = model.emission.reshape(model.emission.size)
+    for g in range(num_groups(examples, i)):
+        room.weights[g] = weight_of(examples, weights, i, g)
+    sum_lists(examples, i, length, room.weights, emission)
     return False
 
 
-@njit_fastmath
+@block.read_potentials.of(Arcs)
+@njit
+def read_arc_potentials(arcs, examples, model, i, scratch, slots, count, some):
+    if not some:
+        return arc_potentials(arcs, examples, model, i, scratch)
+    room, emission, length = scratch.room, scratch.emission, examples.length[i]
+    weights, lines, arcs_read, groups_read = model.emission.reshape(model.emission.size), room.places, 0, 0
+    room.weights[: num_groups(examples, i)] = np.inf  # not yet summed
+    # Arcs, then their groups, then the weights: in a loop of its own, each waits for memory less.
+    for t in range(length):
+        row, line = emission[t], examples.line[i] + t * (length + 1)
+        row[: length + 1] = np.inf
+        for c in range(-1, count):
+            h = np.int64(slots[c, t]) if c >= 0 else examples.y[examples.start[i] + t]
+            if row[h] == np.inf:  # labelings share most arcs
+                row[h] = 0.0
+                lines[arcs_read] = line + h
+                arcs_read += 1
+    for a in range(arcs_read):
+        for p in range(examples.row[lines[a]], examples.row[lines[a] + 1]):
+            g = examples.column[p]
+            if room.weights[g] == np.inf:
+                room.weights[g] = 0.0
+                room.groups[groups_read] = g
+                groups_read += 1
+    for k in range(groups_read):
+        room.weights[room.groups[k]] = weight_of(examples, weights, i, room.groups[k])
+    for a in range(arcs_read):
+        place = lines[a] - examples.line[i]
+        emission[place // (length + 1), place % (length + 1)] = list_product(examples, lines[a], room.weights)
+    return False
+
+
+@block.other_potentials.of(Arcs)
+@njit
+def other_arc_potentials(arcs, examples, model, i, scratch):
+    room, emission, length = scratch.room, scratch.emission, examples.length[i]
+    weights = model.emission.reshape(model.emission.size)
+    for g in range(num_groups(examples, i)):
+        if room.weights[g] == np.inf:
+            room.weights[g] = weight_of(examples, weights, i, g)
+    line = examples.line[i]
+    for t in range(length):
+        row = emission[t]
+        for h in range(length + 1):
+            if row[h] == np.inf:
+                row[h] = list_product(examples, line, room.weights)
+            line += 1
+        row[length + 1 :] = 0.0
+
+
+@njit
+def num_groups(examples, i):
+    """How many groups the features of a sentence have."""
+    return examples.group_start[i + 1] - examples.group_start[i] - 1
+
+
+@njit
+def features_of(examples, i, g):
+    """Where the features of a group begin and end in ``examples.distinct``."""
+    start, place = examples.distinct_start[i], examples.group_start[i] + g
+    return start + examples.group[place], start + examples.group[place + 1]
+
+
+@njit
+def weight_of(examples, weights, i, g):
+    """The sum of the weights of a group; all weights are ``[F]``."""
+    begin, end = features_of(examples, i, g)
+    total = weights.dtype.type(0)
+    for p in range(begin, end):
+        total += weights[examples.distinct[p]]
+    return total
+
+
+@njit
 def list_product(examples, line, weights):
-    """The sum of ``weights`` over the features of one arc."""
+    """The sum of ``weights`` over the groups of one arc, always in the same order."""
     total = weights.dtype.type(0)
     if len(examples.value):
         for p in range(examples.row[line], examples.row[line + 1]):
@@ -106,9 +162,9 @@ def list_product(examples, line, weights):
     return total
 
 
-@njit_fastmath
+@njit
 def sum_lists(examples, i, length, weights, scores):
-    """``scores[t, h]``: the sum of ``weights`` over the features of each arc; zero beyond the last head."""
+    """``scores[t, h]``: the sum of ``weights`` over the groups of each arc; zero beyond the last head."""
     line = examples.line[i]
     for t in range(length):
         row = scores[t]
@@ -120,7 +176,7 @@ def sum_lists(examples, i, length, weights, scores):
 
 @njit
 def add_list(examples, line, amount, sums):
-    """``sums += amount x`` for the features of one arc."""
+    """``sums += amount x`` for the groups of one arc."""
     for p in range(examples.row[line], examples.row[line + 1]):
         if len(examples.value):
             sums[examples.column[p]] += amount * examples.value[p]
@@ -130,8 +186,8 @@ def add_list(examples, line, amount, sums):
 
 @njit
 def add_parts(examples, i, length, parts, sums):
-    """``sums = x^T parts`` of sentence i."""
-    sums[: examples.distinct_start[i + 1] - examples.distinct_start[i]] = 0.0
+    """``sums = x^T parts`` of sentence i: of a group, the number that each of its features gets."""
+    sums[: num_groups(examples, i)] = 0.0
     line = examples.line[i]
     for t in range(length):
         row = parts[t]
@@ -139,6 +195,14 @@ def add_parts(examples, i, length, parts, sums):
             if row[h] != 0.0:
                 add_list(examples, line, sums.dtype.type(row[h]), sums)
             line += 1
+
+
+@njit
+def count_features(examples, i, sums):
+    """Multiply the numbers of groups by their numbers of features, as for a product with ``x``."""
+    for g in range(num_groups(examples, i)):
+        begin, end = features_of(examples, i, g)
+        sums[g] *= sums.dtype.type(end - begin)
 
 
 @block.decode.of(Arcs)
@@ -162,7 +226,7 @@ def arc_decode(arcs, examples, i, length, scratch, transition, labels):
 @njit
 def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
     response, room = scratch.response, scratch.room
-    room.sums[: examples.distinct_start[i + 1] - examples.distinct_start[i]] = 0.0
+    room.sums[: num_groups(examples, i)] = 0.0
     start, one = examples.start[i], room.sums.dtype.type(1)
     for t in range(length):
         new, old = labels[t], examples.y[start + t]
@@ -170,6 +234,7 @@ def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count,
             line = examples.line[i] + t * (length + 1)
             add_list(examples, line + new, one, room.sums)
             add_list(examples, line + old, -one, room.sums)
+    count_features(examples, i, room.sums)
     for t in range(length):  # labelings share most arcs: each is summed once
         row = response[t]
         row[: length + 1] = np.inf
@@ -185,6 +250,7 @@ def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count,
 @njit
 def arc_respond_to_parts(arcs, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
     add_parts(examples, i, length, psi, scratch.room.sums)
+    count_features(examples, i, scratch.room.sums)
     sum_lists(examples, i, length, scratch.room.sums, scratch.response)
     total = 0.0
     for t in range(length):
@@ -195,30 +261,28 @@ def arc_respond_to_parts(arcs, examples, model, i, length, psi, pairs, rows, scr
 @block.squared_length.of(Arcs)
 @njit
 def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
-    room = scratch.room
+    sums = scratch.room.sums
     for t in range(length):
         scratch.squares[t] = dot(delta[t], delta[t])
-    add_parts(examples, i, length, delta, room.sums)
+    add_parts(examples, i, length, delta, sums)
     total = 0.0
-    for u in range(examples.distinct_start[i + 1] - examples.distinct_start[i]):
-        total += np.float64(room.sums[u]) * np.float64(room.sums[u])
+    for g in range(num_groups(examples, i)):
+        begin, end = features_of(examples, i, g)
+        total += np.float64(sums[g]) * np.float64(sums[g]) * np.float64(end - begin)
     return total
 
 
 @block.add_to_weights.of(Arcs)
 @njit
 def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, scratch, factor):
-    factor = delta.dtype.type(factor)
-    begin, line = examples.distinct_start[i], examples.line[i]
-    for t in range(length):
-        row = delta[t]
-        for h in range(length + 1):
-            if row[h] != 0.0:
-                share = factor * row[h]
-                for p in range(examples.row[line], examples.row[line + 1]):
-                    amount = share * examples.value[p] if len(examples.value) else share
-                    model.emission[examples.distinct[begin + examples.column[p]], 0] += amount
-            line += 1
+    sums, factor, weights = scratch.room.sums, delta.dtype.type(factor), model.emission.reshape(model.emission.size)
+    add_parts(examples, i, length, delta, sums)
+    for g in range(num_groups(examples, i)):
+        if sums[g] != 0.0:
+            amount = factor * sums[g]
+            begin, end = features_of(examples, i, g)
+            for p in range(begin, end):
+                weights[examples.distinct[p]] += amount
 
 
 class ArcsAdapter(VectorAdapter):
@@ -239,35 +303,48 @@ class ArcsAdapter(VectorAdapter):
         return self.longest + 1
 
     @override
+    def apply(self, batch: Batch) -> Potentials:
+        """Scores of zero: packing needs their shape, and the checks of features."""
+        with naming(batch.index):
+            _, _, outside = self.head.check_arcs(batch.x, batch.lengths)
+        scores = self.head.weight.detach().new_zeros(()).expand(outside.shape)
+        ragged = {} if batch.lengths is None else {self.emission: 0}
+        made = Potentials({self.emission: scores}, batch.lengths, ragged=ragged)
+        made.index = batch.index
+        return made
+
+    @override
     def read(self, x: Any, target: Tensor, potentials: Potentials) -> Reading:
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
         inside = target >= 0
         sizes = inside.sum(1)
         self.longest = max(self.longest, int(sizes.max()))
-        arcs = inside.unsqueeze(2) & torch.nn.functional.pad(inside, (1, 0), value=True).unsqueeze(1)
-        columns = columns[arcs]
-        real = columns >= 0
         dtype = self.head.weight.dtype
-        real_values = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
-        lists = Lists(real.sum(1), columns[real].to(torch.int32), real_values)
+        values = torch.empty(0, 0, 0, 0, dtype=dtype) if values is None else values.to(dtype).contiguous()
+        made = group_features(columns.to(torch.int32).contiguous().numpy(), values.numpy(), sizes.numpy())
+        counts, column, value, each, distinct, group = map(torch.from_numpy, made)
         cost = self.structure.costs(target)[inside]  # type: ignore[attr-defined]
-        return Reading(target[inside], cost, sizes, lists, sizes * (sizes + 1))
+        extra = {"distinct": (each[:, 0], distinct), "group": (each[:, 1], group)}
+        lists = Lists(counts, column, value)
+        return Reading(target[inside], cost, sizes, lists, sizes * (sizes + 1), extra=extra)
 
     @override
     def complete(self, examples: Examples, extra: Extra) -> Examples:
-        start, distinct = np.zeros(len(examples.line), np.int64), np.zeros(0, np.int32)
-        for _ in range(2):  # first they are counted
-            stamp, place = np.full(len(self.head.weight), -1, np.int32), np.empty(len(self.head.weight), np.int32)
-            number_columns(examples.line, examples.row, examples.column, stamp, place, distinct, start)
-            distinct = distinct if len(distinct) else np.empty(start[-1], np.int32)
         kind = Arcs(self.projective, self.structure.among.single_root)  # type: ignore[attr-defined]
-        lengths = np.diff(examples.start)
-        return examples._replace(kind=kind, length=lengths, distinct=distinct, distinct_start=start)
+        (distinct_start, distinct), (group_start, group) = (map(Tensor.numpy, extra[name]) for name in extra)
+        return examples._replace(
+            kind=kind,
+            length=np.diff(examples.start),
+            distinct=distinct,
+            distinct_start=distinct_start,
+            group=group,
+            group_start=group_start,
+        )
 
     @override
     def room_of(self, examples: Examples) -> Callable[[], Any]:
-        columns = int(np.diff(examples.distinct_start).max())
-        return partial(make_arc_scratch, self.longest, columns, examples.added.dtype)
+        groups = int(np.diff(examples.group_start).max()) - 1
+        return partial(make_arc_scratch, self.longest, groups, examples.added.dtype)
 
     @override
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
