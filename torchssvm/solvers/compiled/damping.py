@@ -11,7 +11,7 @@ The dual, at lambda, would fall in some steps, such as the first. The blocks the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,8 @@ For labelings 3 is better for some problems, and worse for others; whole blocks 
 
 MOST_PER_EXAMPLE = 0.05
 """r is at most this times n: few blocks cannot undo each other much, as each has weights that others hardly use."""
+
+_PIECE = 2**18  # weights
 
 LEAST = 1.5
 """A smaller r gains too little to begin."""
@@ -95,7 +97,7 @@ class Damping:
         """Visits are made inside, of so many epochs."""
         loop, dual = self._loop, self._loop.dual
         kept = loop.copy_blocks(np.arange(dual.num_examples))
-        before = [p.detach().to(torch.float64, copy=True) for p in dual.parameters]
+        before = [p.detach().clone() for p in dual.parameters]
         try:
             yield
         finally:
@@ -108,13 +110,21 @@ class Damping:
         long keeps more of the visits than the best one does.
         """
         dual = self._loop.dual
-        start = [v.double() for v in dual.recomputed]
-        moves = [factor * (p.double() - b) for p, b in zip(dual.parameters, before, strict=True)]
-        slope = (float(dual.loss.sum()) - float(kept.losses.sum())) / dual.lam - inner_product(start, moves)
-        step = min(RELAXATION * exact_step(slope, squared_norm(moves), 1.0), 1.0)
+        slope, square = (float(dual.loss.sum()) - float(kept.losses.sum())) / dual.lam, 0.0
+        for p, v, b in _pieces(dual.parameters, dual.recomputed, before):
+            move = factor * (p.double() - b.double())
+            slope -= inner_product([v.double()], [move])
+            square += squared_norm([move])
+        step = min(RELAXATION * exact_step(slope, square, 1.0), 1.0)
         if step < 1.0:
             self._loop.blend(kept, step)
-        for p, v, origin, move in zip(dual.parameters, dual.recomputed, start, moves, strict=True):
-            end = origin + step * move
+        for p, v, b in _pieces(dual.parameters, dual.recomputed, before):
+            end = v.double() + step * (factor * (p.double() - b.double()))
             v.copy_(end)
             p.copy_(p.double() + share / factor * (end - p.double()))
+
+
+def _pieces(*lists: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same places of tensors in parallel lists, a part at a time: copies of millions of weights take new pages."""
+    for tensors in zip(*lists, strict=True):
+        yield from zip(*(tensor.detach().view(-1).split(_PIECE) for tensor in tensors), strict=True)
