@@ -10,7 +10,7 @@ matter if no two terms share a place, or if all that do are equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,8 +110,38 @@ def doubled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """``sum |t|^2`` in float64."""
+    tensors = list(tensors)
+    if _many(tensors):
+        return sum(float(one.dot(one)) for (part,) in pieces(tensors) for one in [part.double().reshape(-1)])
     numbers = flat(tensors)
     return float(numbers.dot(numbers))
+
+
+def squared_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """``sum |a - b|^2`` of dense tensors, in float64."""
+    if _many(a):
+        return sum(float(one.dot(one)) for x, y in pieces(a, b) for one in [(x.double() - y.double()).reshape(-1)])
+    difference = flat(a) - flat(b)
+    return float(difference.dot(difference))
+
+
+def pieces(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Views of the same rows of dense tensors in parallel lists, a part at a time.
+
+    A float64 copy of millions of weights takes new pages, which cost more time than the numbers.
+    """
+    for tensors in zip(*lists, strict=True):
+        parts = [torch.atleast_1d(tensor.detach()) for tensor in tensors]
+        rows = max(_PIECE * len(parts[0]) // max(parts[0].numel(), 1), 1)
+        yield from zip(*(tensor.split(rows) for tensor in parts), strict=True)
+
+
+_PIECE = 2**18  # numbers
+
+
+def _many(tensors: Sequence[Tensor]) -> bool:
+    plain = all(tensor.is_cpu and not tensor.is_sparse for tensor in tensors)
+    return plain and sum(tensor.numel() for tensor in tensors) > 4 * _PIECE
 
 
 def _products(x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -121,8 +151,11 @@ def _products(x: Tensor, y: Tensor) -> tuple[float, float]:
         if fits_numba(x, row, y) and x.ndim == 2 and x.dtype == y.dtype:
             return _row_products(*arrays(x, row, y))
         x = x[row]
-    one, other = (t.detach().reshape(-1).to(torch.float64) for t in (x, y))
-    return float(one @ other), float(other @ other)
+    inner, square = 0.0, 0.0
+    for part in pieces([x], [y]) if _many([x]) else [(x, y)]:
+        one, other = (t.detach().reshape(-1).to(torch.float64) for t in part)
+        inner, square = inner + float(one @ other), square + float(other @ other)
+    return inner, square
 
 
 @njit_fastmath

@@ -16,7 +16,7 @@ from torchssvm.core.arguments import as_number, check_limit, check_type
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.problem import Box, check_lam, check_problem, check_range, find_structure
 from torchssvm.core.ranks import Ranks, sum_in_order
-from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
+from torchssvm.core.row_sparse import add_to, flat, inner_product, products, squared_distance, squared_norm
 from torchssvm.core.states import ByRank, Numbers, Stateful, check_entries, check_seal, copied
 from torchssvm.core.structure import Structure
 from torchssvm.dual.mean_parts import MeanParts
@@ -256,8 +256,7 @@ class DualState(ByRank):
         Damped weights w add ``lam/2 |w - v|^2``.
         """
         if self.damped:
-            apart = flat(self.parameters) - flat(self.origin)
-            return float(self.gap_estimates.sum()) + self.lam / 2 * float(apart.dot(apart))
+            return float(self.gap_estimates.sum()) + self.lam / 2 * squared_distance(self.parameters, self.origin)
         return self._sums[1] if self.ranks else float(self.gap_estimates.sum())
 
     @property
@@ -328,7 +327,7 @@ class DualState(ByRank):
         check_range(self.lam * factor, self.num_examples, self.parameters[0].dtype)
         products = self.storage.products()
         if products is None:
-            inner = float(flat(self.parameters) @ flat(self.origin if self.damped else self.unclipped))
+            inner = inner_product(self.parameters, self.origin if self.damped else self.unclipped)
             slopes = torch.full_like(self.loss, (self.total_loss - self.lam * inner) / self.num_examples)
         else:
             slopes = self.loss - products

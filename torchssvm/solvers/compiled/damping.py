@@ -11,14 +11,14 @@ The dual, at lambda, would fall in some steps, such as the first. The blocks the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from torchssvm.core.row_sparse import inner_product, squared_norm
+from torchssvm.core.row_sparse import pieces, products
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.kinds.examples import Examples, squares_of_rows
 from torchssvm.solvers.compiled.draws import RELAXATION
@@ -36,8 +36,6 @@ For labelings 3 is better for some problems, and worse for others; whole blocks 
 
 MOST_PER_EXAMPLE = 0.05
 """r is at most this times n: few blocks cannot undo each other much, as each has weights that others hardly use."""
-
-_PIECE = 2**18  # weights
 
 LEAST = 1.5
 """A smaller r gains too little to begin."""
@@ -111,20 +109,14 @@ class Damping:
         """
         dual = self._loop.dual
         slope, square = (float(dual.loss.sum()) - float(kept.losses.sum())) / dual.lam, 0.0
-        for p, v, b in _pieces(dual.parameters, dual.recomputed, before):
+        for p, v, b in pieces(dual.parameters, dual.recomputed, before):
             move = factor * (p.double() - b.double())
-            slope -= inner_product([v.double()], [move])
-            square += squared_norm([move])
+            along, size = products([v.double()], [move])
+            slope, square = slope - along, square + size
         step = min(RELAXATION * exact_step(slope, square, 1.0), 1.0)
         if step < 1.0:
             self._loop.blend(kept, step)
-        for p, v, b in _pieces(dual.parameters, dual.recomputed, before):
+        for p, v, b in pieces(dual.parameters, dual.recomputed, before):
             end = v.double() + step * (factor * (p.double() - b.double()))
             v.copy_(end)
             p.copy_(p.double() + share / factor * (end - p.double()))
-
-
-def _pieces(*lists: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same places of tensors in parallel lists, a part at a time: copies of millions of weights take new pages."""
-    for tensors in zip(*lists, strict=True):
-        yield from zip(*(tensor.detach().view(-1).split(_PIECE) for tensor in tensors), strict=True)
