@@ -22,7 +22,7 @@ from torchssvm import (  # noqa: E402
     Corrective,
     HiddenStates,
     LinearChain,
-    LinearTree,
+    Matching,
     SoftmaxMargin,
     StructuredHinge,
     certify,
@@ -186,8 +186,7 @@ def test_the_first_stage_is_the_plain_loop(words):
 
 def test_losses_and_optimizers_of_the_first_stage(words):
     assert isinstance(JointTraining().make_loss(Chain(3)), SoftmaxMargin)
-    tree = LinearTree(3, 2, [-1, 0, 0]).structure
-    assert isinstance(JointTraining().make_loss(tree), StructuredHinge)
+    assert isinstance(JointTraining().make_loss(Matching()), StructuredHinge)
     cold = JointTraining(loss=functools.partial(SoftmaxMargin, temperature=0.1))
     assert cold.make_loss(Chain(3)).temperature == 0.1
     decay = functools.partial(torch.optim.AdamW, weight_decay=0.5)
