@@ -23,6 +23,8 @@ def main(args: Sequence[str] | None = None) -> None:
         from torchssvm import tag_files
 
         return tag_files.main(args)
+    if args in (["-h"], ["--help"]):
+        print("torchssvm train, tag, eval and warm have a --help of their own. The others are Lightning's:\n")
     if args[:1] == ["warm"]:
         from torchssvm import warm
 

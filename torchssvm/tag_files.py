@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,8 @@ def main(args: Sequence[str]) -> None:
     given = parser.parse_args(args)
     try:
         {"train": _train, "tag": _tag, "eval": _eval}[given.command](given)
+    except BrokenPipeError:  # as by head -1
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     except (OSError, ValueError) as error:
         parser.exit(1, f"torchssvm {given.command}: {error}\n")
 
@@ -57,8 +60,8 @@ def _train(given: argparse.Namespace) -> None:
         from torchssvm.estimators import ChainSVC
     sentences = _read(given.file, given.pos)
     tags = _by_sentence(sentences, sentences.tags)
-    chunks = first_wrong(sentences.tags or []) is None
-    if chunks:
+    other = first_wrong(sentences.tags or [])
+    if chunks := other is None:
         tags = _by_sentence(sentences, to_bio(sentences.tags or [], sentences.offsets))
     test = None if given.test is None else _read(given.test, given.pos)
     svc = ChainSVC(
@@ -71,7 +74,9 @@ def _train(given: argparse.Namespace) -> None:
     )
     svc.fit(_features(sentences), tags)
     svc.save(given.model)
-    print(f"{len(sentences)} sentences, {len(svc.vocabulary_)} features, {len(svc.classes_)} tags: {given.model}")
+    print(f"{given.model}: sentences {len(sentences)}, features {len(svc.vocabulary_)}, tags {len(svc.classes_)}")
+    if other is not None:
+        print(f"tags are taken as they are, not as chunks: {sentences.where(other)} has {sentences.tags[other]!r}")
     print(svc.certificate_)
     if test is not None:
         print(_measured(_load(given.model, test), test))
@@ -84,7 +89,10 @@ def _tag(given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "standard input"
             path.write_bytes(sys.stdin.buffer.read())
-            sentences = _read(path, given.pos, tags=False)
+            try:
+                sentences = _read(path, given.pos, tags=False)
+            except ValueError as error:
+                raise ValueError(str(error).replace(str(path), path.name)) from None
     words = _by_sentence(sentences, sentences.words)
     for row, tags in zip(words, _predicted(_load(given.model, sentences), sentences), strict=True):
         print(*(f"{word}\t{tag}" for word, tag in zip(row, tags, strict=True)), "", sep="\n")
@@ -115,8 +123,10 @@ def _load(path: str, sentences: TaggedSentences) -> Decoder:
     names = model.vocabulary or {}
     if BEGIN not in names:
         raise ValueError(f"{path} has a model of other features: train it by torchssvm train")
-    if any(name.startswith(_POS) for name in names) and set(sentences.pos) == {"_"}:
-        raise ValueError(f"{path} was trained with parts of speech: name their column, as --pos 1")
+    trained, given = any(name.startswith(_POS) for name in names), set(sentences.pos) != {"_"}
+    if trained != given:
+        advice = "name their column, as --pos 1" if trained else "leave out --pos"
+        raise ValueError(f"{path} was trained with{'' if trained else 'out'} parts of speech: {advice}")
     return model
 
 

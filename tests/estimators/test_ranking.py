@@ -125,7 +125,8 @@ def test_a_saved_model_scores_as_before(tmp_path):
         ({"group": SIZES.astype(float)}, "group must be whole numbers"),
         ({"qid": QID, "y": Y - 1}, r"y\[\d+\]=-1: grades are whole numbers"),
         ({"qid": QID, "y": 0.5 * Y}, r"y\[\d+\]=0.5: grades are whole numbers"),
-        ({"qid": QID, "y": 0 * Y}, "no query with a document of grade 1"),
+        ({"qid": np.where(QID < 2, np.nan, QID)}, r"qid\[0\]=nan: give a query"),
+        ({"qid": QID, "y": 0 * Y}, "no query with a relevant document"),
         ({"qid": QID, "sample_weight": np.ones(len(QID))}, "must hold 24 finite numbers"),
     ],
 )

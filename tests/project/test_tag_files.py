@@ -36,7 +36,7 @@ def test_chunks_are_trained_tagged_and_measured(write, tmp_path, capsys):
     model, train = str(tmp_path / "model.safetensors"), write("train.txt", ENTITIES)
     cli.main(["train", train, "--model", model, "--test", train])
     shown = capsys.readouterr().out
-    assert "2 sentences" in shown
+    assert "sentences 2" in shown
     assert "primal" in shown
     assert "100.00" in shown
     cli.main(["eval", "-m", model, train])
@@ -55,6 +55,12 @@ def test_other_tags_and_standard_input(write, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == "the\tDT\ndog\tNN\n\n"
 
 
+def test_a_tag_that_is_no_chunk_is_named(write, tmp_path, capsys):
+    train = write("train.txt", ENTITIES.replace("I-PER", "I_PER"))
+    cli.main(["train", train, "-m", str(tmp_path / "model.safetensors")])
+    assert "train.txt, line 2 has 'I_PER'" in capsys.readouterr().out
+
+
 def test_parts_of_speech_are_asked_for_again(write, tmp_path, capsys):
     model, train = str(tmp_path / "model.safetensors"), write("train.txt", PARTS)
     cli.main(["train", train, "-m", model, "--pos", "1"])
@@ -62,6 +68,10 @@ def test_parts_of_speech_are_asked_for_again(write, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["eval", "-m", model, train])
     assert "--pos 1" in capsys.readouterr().err
+    cli.main(["train", train, "-m", model])
+    with pytest.raises(SystemExit):
+        cli.main(["eval", "-m", model, train, "--pos", "1"])
+    assert "leave out --pos" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -70,13 +80,15 @@ def test_parts_of_speech_are_asked_for_again(write, tmp_path, capsys):
         (["train", "missing.txt", "-m", "model.safetensors"], "missing.txt"),
         (["train", "{plain}", "-m", "model.safetensors", "-c", "-1"], "C=-1"),
         (["tag", "-m", "{plain}", "{plain}"], "plain.txt"),
+        (["train", "{plain}", "-m", "model.safetensors", "--pos", "1"], "twice"),
+        (["train", "{words}", "-m", "model.safetensors"], "twice"),
     ],
 )
 def test_errors_are_one_line(args, error, write, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plain = write("plain.txt", PLAIN)
     with pytest.raises(SystemExit) as ended:
-        cli.main([one.format(plain=plain) for one in args])
+        cli.main([one.format(plain=plain, words=write("words.txt", "a\nb\n")) for one in args])
     shown = capsys.readouterr().err
     assert ended.value.code == 1
     assert error in shown

@@ -10,7 +10,16 @@ from cases.problems import PROBLEMS, Problem, examples, flat, reference, with_we
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import Chain, Multiclass, Potentials, Ranking, SoftmaxMargin, StructuredHinge
+from torchssvm import (
+    Chain,
+    Multiclass,
+    PerturbedFenchelYoung,
+    Potentials,
+    Ranking,
+    SoftmaxMargin,
+    StructuredHinge,
+    Tree,
+)
 from torchssvm.core.batch import apply_head
 from torchssvm.structures import SlackRescaling
 
@@ -137,3 +146,21 @@ def test_forbidden_outputs_have_no_probability():
 def test_doors(call, error, argument):
     with pytest.raises(error, match=argument):
         call()
+
+
+def test_forbidden_targets_are_refused():
+    scores = torch.zeros(1, 3, 2)
+    scores[0, 1, 0] = -torch.inf
+    given = Potentials({"emission": scores, "transition": torch.zeros(1, 2, 2)})
+    for loss in (SoftmaxMargin(Chain(2)), SoftmaxMargin(Chain(2), cost=False), PerturbedFenchelYoung(Chain(2))):
+        with pytest.raises(ValueError, match="not finite"):
+            loss(given, torch.zeros(1, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("structure", [Chain(3), Tree(3, [-1, 0, 0])])
+def test_batches_without_examples_have_no_likelihood_and_no_sample(structure):
+    names = ("emission", "transition") if isinstance(structure, Chain) else ("node", "edge")
+    given = Potentials(dict(zip(names, (torch.zeros(0, 3, 3), torch.zeros(0, 3, 3)), strict=True)))
+    assert structure.log_prob(given, torch.zeros(0, 3, dtype=torch.int64)).shape == (0,)
+    assert structure.entropy(given).shape == (0,)
+    assert structure.sample(given, 2).shape == (0, 2, 3)

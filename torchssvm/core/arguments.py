@@ -215,7 +215,8 @@ def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
         return value
     real = isinstance(value, Tensor) and not value.is_complex()
     whole = real and not value.is_floating_point()
-    advice = f": convert {name} by .long()" if real and value.dtype is not torch.int64 else ""
+    fits = real and value.dtype is not torch.int64 and value.shape == shape and not value.is_meta
+    advice = f": convert {name} by .long()" if fits and bool((value == value.long()).all()) else ""
     if name == "target" and whole and value.dtype is torch.bool and value.ndim == len(shape) + 1:
         advice = ": sets of labels are targets of torchssvm.HiddenStates(structure)"
     raise ValueError(f"{name} must be int64 {list(shape)}{form}; got {describe(value)}{advice}")

@@ -14,11 +14,11 @@ from torchssvm.core.potentials import Parts, Potentials, conform, inner
 def log_prob(structure: Any, potentials: Potentials, target: Any) -> Tensor:
     """``score(target) - log Z`` of a checked target, ``[B]`` float64; its gradient is ``p(target) - mu``."""
     with torch.no_grad():
-        given = potentials.detach()
+        given = _in_float64(potentials)
         shown, whole = structure._target_marginals(given, target), structure.marginals(given)
         value = shown.log_partition - whole.log_partition
-        mean = conform(whole.parts, potentials, "marginals(potentials).parts")
-        true = conform(shown.parts, potentials, "parts(target)")
+        mean = conform(whole.parts, given, "marginals(potentials).parts")
+        true = conform(shown.parts, given, "parts(target)")
     for name, tensor in potentials.tensors.items():
         finite = tensor.masked_fill(tensor.detach() == -torch.inf, 0.0)
         change = (true[name] - mean[name]) * (finite - finite.detach())  # 0, with a gradient
@@ -29,9 +29,14 @@ def log_prob(structure: Any, potentials: Potentials, target: Any) -> Tensor:
 @torch.no_grad()
 def entropy(structure: Any, potentials: Potentials) -> Tensor:
     """``log Z - <mu, theta>``, ``[B]`` float64."""
-    whole = structure.marginals(potentials.detach())
-    mean = conform(whole.parts, potentials, "marginals(potentials).parts")
-    return whole.log_partition - inner(mean, where_present(mean, potentials))
+    given = _in_float64(potentials)
+    whole = structure.marginals(given)
+    mean = conform(whole.parts, given, "marginals(potentials).parts")
+    return whole.log_partition - inner(mean, where_present(mean, given))
+
+
+def _in_float64(potentials: Potentials) -> Potentials:
+    return potentials.replace({name: tensor.detach().double() for name, tensor in potentials.tensors.items()})
 
 
 def where_present(parts: Parts, potentials: Potentials) -> Parts:

@@ -37,21 +37,22 @@ def marginals_at(structure: Any, potentials: Potentials, temperature: float) -> 
     return structure.marginals(potentials.replace(warm))
 
 
-def marginals_by_gradient(potentials: Potentials, log_partition: Callable[[Parts], Tensor]) -> Marginals:
-    """Marginals as the gradient of ``log Z``, ``[B]``, which ``log_partition`` computes from tensors in float64."""
+FORBIDDEN = -1e200  # stands for a score of -inf, of which differences would be NaN
+
+
+def marginals_by_gradient(potentials: Potentials, log_partition: Callable[[Potentials], Tensor]) -> Marginals:
+    """Marginals as the gradient of ``log Z``, ``[B]``, which ``log_partition`` computes from potentials in float64."""
     with torch.inference_mode(False), torch.enable_grad():
-        scores = {
-            name: tensor.detach().clone().double().requires_grad_() for name, tensor in potentials.tensors.items()
-        }
-        # Differences of -inf would be NaN.
-        log_z = log_partition({name: tensor.clamp(min=_FORBIDDEN) for name, tensor in scores.items()})
+        scores = {name: t.detach().clone().double().requires_grad_() for name, t in potentials.tensors.items()}
+        given = potentials.replace({name: tensor.clamp(min=FORBIDDEN) for name, tensor in scores.items()})
+        for name in ("lengths", *potentials.carried):  # those of inference mode have no backward pass
+            tensor = getattr(potentials, name)
+            setattr(given, name, None if tensor is None else tensor.clone())
+        log_z = log_partition(given)
         means = torch.autograd.grad(log_z.sum(), list(scores.values()), allow_unused=True, materialize_grads=True)
-    none = log_z.detach() < _FORBIDDEN / 2
+    none = log_z.detach() < FORBIDDEN / 2
     parts = {
         name: mean.masked_fill(none.view(-1, *[1] * (mean.ndim - 1)), torch.nan).to(potentials[name].dtype)
         for name, mean in zip(scores, means, strict=True)
     }
     return Marginals(parts, log_z.detach().masked_fill(none, -torch.inf))
-
-
-_FORBIDDEN = -1e200  # stands for a score of -inf

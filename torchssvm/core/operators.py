@@ -45,8 +45,8 @@ def define(
 
 
 def plain() -> bool:
-    """Whether torch traces what runs now (``torch.compile``, ``torch.export``) and takes plain operators alone."""
-    return torch.compiler.is_compiling()
+    """Whether torch traces what runs now (``torch.compile``, ``torch.export``, ``torch.jit.trace``)."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 _sources = WeakIdKeyDictionary()  # of device tensors: the CPU tensor with their numbers, and the versions of both

@@ -141,7 +141,7 @@ def _read_values(
         if isinstance(value, str):
             names.append(f"{prefix}{name}={value}")
             values.append(1.0)
-        elif isinstance(name, str) and isinstance(value, _NUMBER) and abs(value) <= _LARGEST:  # type: ignore[operator]
+        elif isinstance(name, str) and isinstance(value, _NUMBER) and abs(float(value)) <= _LARGEST:
             if value:
                 names.append(prefix + name)
                 values.append(float(value))

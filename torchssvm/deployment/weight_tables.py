@@ -13,6 +13,7 @@ from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.graph_cut.head import LinearGraph
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
+from torchssvm.structures.ranking.head import LinearRanking
 from torchssvm.structures.segments.head import LinearSegments
 from torchssvm.structures.tree.forest import LinearForest
 
@@ -105,6 +106,8 @@ def _read(model: Any) -> tuple[list[str], list[str], Tensor, Tensor]:
             pairs = pad(-head.pairwise[:, None, None], (1, 0, 0, 1)).squeeze(0)
         case LinearSegments():
             weight, pairs = head.emission.T, head.transition
+        case LinearRanking():
+            weight = head.weight[:, None]
         case _:
             raise TypeError(f"{type(head).__name__} has no weights by label: read its parameters")
     names = [*(model.feature_names or map("x{}".format, range(len(weight)))), _BIAS][: len(weight)]
@@ -117,7 +120,8 @@ def _read(model: Any) -> tuple[list[str], list[str], Tensor, Tensor]:
         names += [f"first frame: {name}" for name in names if len(halves) == 2]
         names += [f"duration {d + 1}" for d in range(len(head.duration))]
         weight = torch.cat([*halves, head.duration])
-    return names, model.labels or [str(k) for k in range(weight.shape[1])], weight, pairs
+    labels = ["score"] if isinstance(head, LinearRanking) else [str(k) for k in range(weight.shape[1])]
+    return names, model.labels or labels, weight, pairs
 
 
 def _table(blocks: list[tuple[list[str], list[str], Tensor]], n: int | None) -> WeightTable:

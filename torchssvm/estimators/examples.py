@@ -104,7 +104,7 @@ def check_rows(values: Any, name: str) -> None:
 
 
 def _count(size: int | None) -> str:
-    return "no entries" if size is None else f"{size} entries"
+    return "no entries" if size is None else f"{size} entr{'y' if size == 1 else 'ies'}"
 
 
 def columns_of(tables: Iterable[Any], known: list[Any] | None, name: str) -> list[Any] | None:

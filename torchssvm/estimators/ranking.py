@@ -43,7 +43,7 @@ class RankingSVC(StructuredEstimator):
     Attributes:
         coef_: ``[F]``.
         lam_: Lambda.
-        n_left_out_: The number of queries that have no document of grade 1 or more. They are not trained on.
+        n_left_out_: The number of queries without a relevant document, one of grade 1 or more. They are not trained on.
         n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
@@ -68,7 +68,7 @@ class RankingSVC(StructuredEstimator):
                 of their first documents.
 
         Raises:
-            ValueError: A parameter is out of range, no query has a document of grade 1 or more, or X, y, ``qid``,
+            ValueError: A parameter is out of range, no query has a relevant document, or X, y, ``qid``,
                 ``group`` and the weights do not fit.
             TypeError: ``measure`` is no measure.
         """
@@ -77,7 +77,7 @@ class RankingSVC(StructuredEstimator):
         X, y, rows = self._queries(X, y, qid, group, reset=self._begins)
         self.n_features_in_ = X.shape[1]
         times = None if sample_weight is None else times_of(sample_weight, len(rows))
-        kept = _relevant(y, rows)
+        kept = _relevant(y, rows, structure.measure)
         self.n_left_out_ = int((~kept).sum())
         rows = [row for row, stays in zip(rows, kept, strict=True) if stays]
         rows, _, times, total = counted(rows, rows, None if times is None else times[kept])
@@ -106,7 +106,7 @@ class RankingSVC(StructuredEstimator):
         """The mean NDCG@k of the queries that have a document of grade 1 or more; arguments as in :meth:`fit`."""
         scores = self.predict(X)
         X, y, rows = self._queries(X, y, qid, group)
-        rows = [row for row, kept in zip(rows, _relevant(y, rows), strict=True) if kept]
+        rows = [row for row, kept in zip(rows, _relevant(y, rows, NDCG()), strict=True) if kept]
         grades = padded([y[row] for row in rows], -1)
         places = place_of(padded([scores[row] for row in rows], 0.0), grades >= 0)
         return 1.0 - float(NDCG(self.k).loss(places, grades).mean())
@@ -131,14 +131,16 @@ class RankingSVC(StructuredEstimator):
         check_matrix(X)
         check_readable(y, "y")
         check_readable(given[0], "group" if group is not None else "qid")
-        X, y = check_X_y(X, y, estimator=self, **MATRIX)
-        if (wrong := ~((y >= 0) & (y == np.round(y)))).any():
+        X, y = check_X_y(X, y, estimator=self, y_numeric=True, **MATRIX)
+        if (wrong := ~((y >= 0) & (y == np.round(y)) & (y < 2**31))).any():
             row = int(wrong.argmax())
             raise ValueError(f"y[{row}]={y[row]}: grades are whole numbers, 0 or more")
         if group is None:
             which = np.asarray(given[0])
             if which.shape != y.shape:
                 raise ValueError(f"qid has shape {list(which.shape)}: give the query of each of the {len(y)} documents")
+            if missing := [row for row, one in enumerate(which.tolist()) if one is None or one != one]:
+                raise ValueError(f"qid[{missing[0]}]={which[missing[0]]}: give a query for each document")
             _, first, code = np.unique(which, return_index=True, return_inverse=True)
             code = first.argsort().argsort()[code]
         else:
@@ -157,9 +159,9 @@ def _apart(X: Any) -> tuple[Any, Any]:
     return X[[name for name in X.columns if name != QID]], X[QID]
 
 
-def _relevant(y: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
-    """Which queries have a document of grade 1 or more, ``[Q]``; ValueError if none has."""
-    relevant = np.array([y[row].max() > 0 for row in rows])
+def _relevant(y: np.ndarray, rows: list[np.ndarray], measure: RankingMeasure) -> np.ndarray:
+    """Which queries have a document that the measure calls relevant, ``[Q]``; ValueError if none has."""
+    relevant = np.array([int(measure.levels(torch.from_numpy(y[row])[None]).max()) > 0 for row in rows])
     if not relevant.any():
-        raise ValueError("y has no query with a document of grade 1 or more: no order is better than another")
+        raise ValueError("y has no query with a relevant document: no order is better than another")
     return relevant

@@ -34,4 +34,4 @@ def log(module: L.LightningModule, figures: Mapping[str, float], **options: Any)
     if module.trainer.loggers:
         module.log_dict(dict(figures), **options)
     else:
-        module.trainer.logged_metrics.update(figures)  # type: ignore[arg-type]
+        module.trainer.logged_metrics.update({name: torch.tensor(value) for name, value in figures.items()})

@@ -113,7 +113,9 @@ class SoftmaxMargin(nn.Module):
         potentials = _filled(potentials)
         if not self.cost:
             cooled = potentials.replace({name: t / self.temperature for name, t in potentials.tensors.items()})
-            return -self.temperature * self.structure.log_prob(cooled, target).mean().to(potentials.dtype)
+            value = self.structure.log_prob(cooled, target)
+            _reject_infinite(value.detach())
+            return -self.temperature * value.mean().to(potentials.dtype)
         target = self.structure.check_target(target, potentials)
         rest, parts = self._at(potentials.examining(), target)
         return once_differentiable(_linear(rest.mean(), parts, potentials), potentials, "SoftmaxMargin")
@@ -139,7 +141,7 @@ class SoftmaxMargin(nn.Module):
             shown = structure._target_marginals(potentials.replace(cooled), target)
             true = conform(shown.parts, potentials, "parts(target)")
             rest = rest - (temperature * shown.log_partition - inner(true, potentials.tensors))
-        reject_rows(~torch.isfinite(rest), "the potentials of {rows} are not finite: check features and weights")
+        _reject_infinite(rest)
         return rest, {name: tensor - true[name] for name, tensor in mean.items()}
 
 
@@ -205,7 +207,12 @@ class PerturbedFenchelYoung(nn.Module):
                 share = scale(change, torch.full_like(rest, 1.0 / self.samples))
                 parts = share if parts is None else {name: parts[name] + share[name] for name in parts}
         assert parts is not None
+        _reject_infinite(inner(parts, potentials.tensors))
         return rest, parts
+
+
+def _reject_infinite(value: Tensor) -> None:
+    reject_rows(~torch.isfinite(value), "the potentials of {rows} are not finite: check features and weights")
 
 
 def _filled(given: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
@@ -224,7 +231,7 @@ def _linear(value: Tensor, parts: Parts, potentials: Potentials) -> Tensor:
 
 def has_marginals(structure: Structure) -> bool:
     """Whether the structure defines ``marginals``, and what it wraps does, too."""
-    while type(structure).marginals is not Structure.marginals:
+    while type(structure).marginals is not Structure.marginals and getattr(structure, "_has_marginals", True):
         if not isinstance(wrapped := getattr(structure, "structure", None), Structure):
             return True
         structure = wrapped

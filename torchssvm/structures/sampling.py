@@ -7,6 +7,8 @@ from torch import Tensor
 
 from torchssvm.core.structure import reject_rows
 
+NO_OUTPUT = "scores of -inf forbid every output of {rows}"
+
 
 def sample_states(
     node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, n: int, generator: torch.Generator | None
@@ -22,7 +24,7 @@ def sample_states(
         generator: The source of random numbers.
     """
     labels = torch.full((len(node), n, node.shape[1]), -1, device=node.device)
-    for level in range(int(depth.max()) + 1):
+    for level in range(int(depth.max()) + 1 if len(node) else 0):
         row, place = (depth == level).nonzero(as_tuple=True)
         if level:
             above = labels[row, :, parent[row, place]]
@@ -39,6 +41,6 @@ def draw(masses: Tensor, generator: torch.Generator | None) -> Tensor:
     Raises:
         ValueError: A row has NaN, as where scores of -inf forbid every output.
     """
-    reject_rows(masses.isnan().flatten(1).any(1), "scores of -inf forbid every output of {rows}")
+    reject_rows(masses.isnan().flatten(1).any(1), NO_OUTPUT)
     rows = masses.clamp(min=0.0).flatten(0, -2)
     return torch.multinomial(rows, 1, generator=generator).view(masses.shape[:-1])

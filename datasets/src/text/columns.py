@@ -243,6 +243,11 @@ def _places(
         )
     word, tag, pos = places
     assert word is not None
+    if len({word, tag, pos} - {None}) < sum(place is not None for place in places):
+        raise ValueError(
+            f"{where}: {layout} names one of the {fields.width} columns twice: the words, the tags and the parts of "
+            "speech are different columns"
+        )
     return word, None if tags_optional and tag == word else tag, pos  # the last column holds the words
 
 

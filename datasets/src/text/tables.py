@@ -16,7 +16,7 @@ _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
 def read_table(
     path: str | os.PathLike[str],
-    sentence: str = "sentence",
+    sentence: str | None = "sentence",
     word: str = "word",
     tag: str | None = "tag",
     pos: str | None = None,
@@ -31,7 +31,7 @@ def read_table(
 
     Args:
         path: The file, as :func:`read_columns` takes it.
-        sentence, word: The names of these columns.
+        sentence, word: The names of these columns; where ``sentence`` is None, empty rows alone end sentences.
         tag, pos: Of tags and of parts of speech; None does not read them.
         scheme: As in :func:`read_columns`.
 
@@ -54,6 +54,8 @@ def read_table(
     wanted = [name for name in (sentence, word, tag, pos) if name is not None]
     if lacking := [name for name in wanted if name not in header]:
         raise ValueError(f"{source}, line 1: no column has the name {lacking[0]!r}; the header names {header}")
+    if several := [name for name in wanted if header.count(name) > 1]:
+        raise ValueError(f"{source}, line 1: {header.count(several[0])} columns have the name {several[0]!r}")
     rows, numbers, offsets, begins, last = list[list[str]](), list[int](), [0], False, ""
     for number, line in enumerate(lines, start=2):
         if is_blank(line.replace(separator, "")):
@@ -62,9 +64,10 @@ def read_table(
         cells = _cells(f"{source}, line {number}", line, separator)
         if len(cells) != len(header):
             raise ValueError(f"{source}, line {number}: {len(cells)} cells, and the header has {len(header)}")
-        mark, *row = (cells[header.index(name)] for name in wanted)
+        mark = "" if sentence is None else cells[header.index(sentence)]
+        row = [cells[header.index(name)] for name in wanted if name != sentence]
         if "" in row:
-            raise ValueError(f"{source}, line {number}: the cell of {wanted[1 + row.index('')]!r} is empty")
+            raise ValueError(f"{source}, line {number}: a cell of {', '.join(map(repr, wanted))} is empty")
         if rows and (begins or mark not in ("", last)):
             offsets.append(len(rows))
         begins, last = False, mark or last

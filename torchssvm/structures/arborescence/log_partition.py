@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchssvm.core.marginals import FORBIDDEN
 from torchssvm.structures.common import mask_of
 
 
@@ -42,20 +43,34 @@ def inside(scores: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
 
 
 def matrix_tree(scores: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
-    """``log Z`` of all arborescences, ``[B]``: a determinant (Koo et al. 2007, "Structured prediction models via the
-    matrix-tree theorem"), O(N^3). Arguments are as in :func:`inside`.
+    """``log Z`` of all arborescences, ``[B]``, O(N^3): the determinant of the matrix-tree theorem (Koo et al. 2007,
+    "Structured prediction models via the matrix-tree theorem").
+
+    Tokens are eliminated one after another, and the paths through each become arcs. All terms are positive, so that
+    their logarithms lose no digits, where a determinant cancels. Arguments are as in :func:`inside`.
     """
     real = mask_of(lengths, scores)
-    token = torch.arange(scores.shape[1], device=scores.device)
     heads = torch.nn.functional.pad(real, (1, 0), value=True).unsqueeze(1)  # and the root
-    allowed = real.unsqueeze(2) & heads & (token.unsqueeze(1) + 1 != torch.arange(len(token) + 1, device=scores.device))
-    largest = scores.detach().masked_fill(~allowed, -torch.inf).amax(2).masked_fill(~real, 0.0)
-    arcs = (scores - largest.unsqueeze(2)).masked_fill(~allowed, -torch.inf).exp()
-    root, others = arcs[:, :, 0], arcs[:, :, 1:]
-    if single_root:
-        laplacian = others.sum(2).diag_embed() - others
-        laplacian = torch.cat([root.unsqueeze(2), laplacian[:, :, 1:]], 2)
-    else:
-        laplacian = arcs.sum(2).diag_embed() - others
-    laplacian = laplacian + (~real).to(arcs.dtype).diag_embed()
-    return laplacian.slogdet().logabsdet + largest.sum(1)
+    token = torch.arange(scores.shape[1], device=scores.device)
+    arcs = scores.masked_fill(~(real.unsqueeze(2) & heads), FORBIDDEN)
+    least = arcs.new_zeros(len(arcs))
+    if single_root:  # a second arc from the root costs more than all other arcs can make up for
+        known = arcs.detach().diagonal_scatter(torch.full_like(arcs[:, :, 0], FORBIDDEN), 1, 1, 2)
+        known = known.masked_fill(known < FORBIDDEN / 2, torch.nan)
+        low, high = (known.nan_to_num(none).aminmax(dim=2)[at] for at, none in ((0, torch.inf), (1, -torch.inf)))
+        low, high = (bound.masked_fill(bound.isinf(), 0.0) for bound in (low, high))
+        least, cost = low.sum(1) - 1.0, (high - low).sum(1) + 100.0
+        arcs = torch.cat([arcs[:, :, :1] - (cost.unsqueeze(1) * real).unsqueeze(2), arcs[:, :, 1:]], 2)
+    arcs = torch.cat([arcs[:, :, :1].masked_fill(~real.unsqueeze(2), 0.0), arcs[:, :, 1:]], 2)  # padding below the root
+    total = torch.zeros_like(least)
+    for left in range(len(token), 0, -1):  # tokens, of which the first is eliminated
+        row = torch.cat([arcs[:, 0, :1], arcs[:, 0, 2:]], 1)
+        mass = row.logsumexp(1)
+        total = total + mass
+        through = arcs[:, 1:, 1:2] + (row - mass.unsqueeze(1)).unsqueeze(1)
+        arcs = torch.logaddexp(torch.cat([arcs[:, 1:, :1], arcs[:, 1:, 2:]], 2), through)
+        own = token[: left - 1].unsqueeze(1) + 1 == torch.arange(left, device=scores.device)
+        arcs = arcs.masked_fill(own, FORBIDDEN)
+    if not single_root:
+        return total
+    return (total + cost).masked_fill(total + cost < least, -torch.inf)

@@ -21,7 +21,7 @@ from torchssvm.structures.arborescence.log_partition import inside, matrix_tree
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.labelled import Labelled, Summed
-from torchssvm.structures.sampling import draw
+from torchssvm.structures.sampling import NO_OUTPUT, draw
 
 _SHAPE = ("B", "N", "N+1")
 
@@ -153,12 +153,18 @@ class Arborescence(Labelled, Summed):
 
     @override
     def marginals(self, potentials: Potentials) -> Marginals:
-        (name,), lengths = potentials.tensors, potentials.lengths
-        return marginals_by_gradient(potentials, lambda scores: self.among.log_partition(scores[name], lengths))
+        if not self._has_marginals:
+            return super().marginals(potentials)
+        return marginals_by_gradient(potentials, lambda p: self.among.log_partition(p.single, p.lengths))
+
+    @property
+    def _has_marginals(self) -> bool:
+        return hasattr(self.among, "log_partition")
 
     @override
     def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
         """Token after token, by the marginals of its arcs where those of earlier tokens are fixed."""
+        reject_rows(self.marginals(potentials).log_partition == -torch.inf, NO_OUTPUT)
         rows = potentials.select(torch.arange(potentials.batch_size, device=potentials.device).repeat_interleave(n))
         (name,), scores = rows.tensors, rows.single.double()
         real = mask_of(rows.lengths, scores)

@@ -116,15 +116,17 @@ class Forest(Labelled):
 
     @override
     def marginals(self, potentials: Potentials) -> Marginals:
-        parent: Tensor = potentials.parent  # type: ignore[attr-defined]
-        depth = node_depths(potentials["node"], parent, potentials.lengths)
-        return marginals_by_gradient(potentials, lambda p: log_partition(p["node"], p["edge"], parent, depth))
+        return marginals_by_gradient(
+            potentials,
+            lambda p: log_partition(p["node"], p["edge"], p.parent, _depths(p)),  # type: ignore[attr-defined]
+        )
 
     @override
     def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> ForestLabeling:
         parent: Tensor = potentials.parent  # type: ignore[attr-defined]
-        parts, depth = self.marginals(potentials).parts, node_depths(potentials["node"], parent, potentials.lengths)
-        labels = sample_states(parts["node"], parts["edge"], parent, depth, n, generator)
+        wide = potentials.replace({name: tensor.double() for name, tensor in potentials.tensors.items()})
+        parts = self.marginals(wide).parts
+        labels = sample_states(parts["node"], parts["edge"], parent, _depths(potentials), n, generator)
         each = self._with_pairs(labels.flatten(0, 1), parent.repeat_interleave(n, 0))
         return ForestLabeling(*(tensor.unflatten(0, (-1, n)) for tensor in each))
 
@@ -239,3 +241,7 @@ class LinearForest(Head):
 def _indicators(labels: Tensor, states: int) -> Tensor:
     parts = torch.zeros(*labels.shape, states, device=labels.device)
     return parts.scatter_(2, labels.clamp(min=0).unsqueeze(2), (labels >= 0).to(parts.dtype).unsqueeze(2))
+
+
+def _depths(potentials: Potentials) -> Tensor:
+    return node_depths(potentials["node"], potentials.parent, potentials.lengths)  # type: ignore[attr-defined]

@@ -117,21 +117,23 @@ class Tree(Labelled, Indexed):
 
     @override
     def marginals(self, potentials: Potentials) -> Marginals:
-        parent, depth = self._trees(potentials["node"], potentials)
-        return marginals_by_gradient(potentials, lambda p: log_partition(p["node"], p["edge"], parent, depth))
+        return marginals_by_gradient(potentials, self._log_partition)
 
     @override
     def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
-        node, edge = potentials["node"], potentials["edge"]
+        node, edge = (potentials[name].double() for name in ("node", "edge"))
         if self.shared:  # marginals of each edge by itself
             edge = edge.unsqueeze(1).expand(-1, node.shape[1], -1, -1)
-        parent, depth = self._trees(node, potentials)
         given = potentials.replace({"node": node, "edge": edge})
-        parts = marginals_by_gradient(given, lambda p: log_partition(p["node"], p["edge"], parent, depth)).parts
-        return sample_states(parts["node"], parts["edge"], parent, depth, n, generator)
+        parts = marginals_by_gradient(given, self._log_partition).parts
+        return sample_states(parts["node"], parts["edge"], *self._trees(potentials), n, generator)
 
-    def _trees(self, node: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
+    def _log_partition(self, potentials: Potentials) -> Tensor:
+        return log_partition(potentials["node"], potentials["edge"], *self._trees(potentials))
+
+    def _trees(self, potentials: Potentials) -> tuple[Tensor, Tensor]:
         """Parents and depths of the nodes, ``[B, N]`` each."""
+        node = potentials["node"]
         parent = upload(self.parent[: node.shape[1]], node.device).expand(node.shape[:2])
         return parent, node_depths(node, parent, potentials.lengths)
 

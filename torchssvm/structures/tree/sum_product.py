@@ -15,7 +15,7 @@ def log_partition(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor) -> 
         depth: ``[B, N]`` int64, the distance from the root; -1 in the padding.
     """
     belief = node
-    for level in range(int(depth.max()), 0, -1):
+    for level in range(int(depth.max()) if len(node) else 0, 0, -1):
         row, child = (depth == level).nonzero(as_tuple=True)
         tables = edge[row] if edge.ndim == 3 else edge[row, child]
         messages = (belief[row, child].unsqueeze(1) + tables).logsumexp(2)
