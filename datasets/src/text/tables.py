@@ -51,7 +51,8 @@ def read_table(
     source, (first, *lines) = os.fspath(path), read_lines(path)
     separator = max(_SEPARATORS, key=first.count)
     header = _cells(f"{source}, line 1", first, separator)
-    wanted = [name for name in (sentence, word, tag, pos) if name is not None]
+    read = [name for name in (word, tag, pos) if name is not None]
+    wanted = read if sentence is None else [sentence, *read]
     if lacking := [name for name in wanted if name not in header]:
         raise ValueError(f"{source}, line 1: no column has the name {lacking[0]!r}; the header names {header}")
     if several := [name for name in wanted if header.count(name) > 1]:
@@ -65,9 +66,9 @@ def read_table(
         if len(cells) != len(header):
             raise ValueError(f"{source}, line {number}: {len(cells)} cells, and the header has {len(header)}")
         mark = "" if sentence is None else cells[header.index(sentence)]
-        row = [cells[header.index(name)] for name in wanted if name != sentence]
+        row = [cells[header.index(name)] for name in read]
         if "" in row:
-            raise ValueError(f"{source}, line {number}: a cell of {', '.join(map(repr, wanted))} is empty")
+            raise ValueError(f"{source}, line {number}: the cell of {read[row.index('')]!r} is empty")
         if rows and (begins or mark not in ("", last)):
             offsets.append(len(rows))
         begins, last = False, mark or last

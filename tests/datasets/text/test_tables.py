@@ -104,3 +104,11 @@ def test_a_column_file_is_no_table(tmp_path):
     path.write_text("word NN X?\n, , O\n")
     with pytest.raises(ValueError, match=r"takes tags as they are$"):
         read_columns(path)
+
+
+def test_empty_rows_alone_end_sentences_where_no_column_numbers_them(tmp_path):
+    (tmp_path / "some.csv").write_text("word,tag\na,O\nb,O\n,\nc,O\n")
+    assert read_table(tmp_path / "some.csv", sentence=None).offsets.tolist() == [0, 2, 3]
+    (tmp_path / "some.csv").write_text("word,word,tag\na,b,O\n")
+    with pytest.raises(ValueError, match="2 columns have the name 'word'"):
+        read_table(tmp_path / "some.csv", sentence=None)
