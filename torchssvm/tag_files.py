@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,10 @@ def _train(given: argparse.Namespace) -> None:
     with needs("torchssvm train needs scikit-learn and scipy: pip install 'torchssvm[sklearn,deploy]'", "sklearn"):
         from torchssvm.estimators import ChainSVC
     sentences = _read(given.file, given.pos)
-    tags = _by_sentence(sentences, sentences.tags)
+    tags = sentences.by_sentence(sentences.tags or [])
     other = first_wrong(sentences.tags or [])
     if chunks := other is None:
-        tags = _by_sentence(sentences, to_bio(sentences.tags or [], sentences.offsets))
+        tags = sentences.by_sentence(to_bio(sentences.tags or [], sentences.offsets))
     test = None if given.test is None else _read(given.test, given.pos)
     svc = ChainSVC(
         C=given.C,
@@ -93,7 +93,7 @@ def _tag(given: argparse.Namespace) -> None:
                 sentences = _read(path, given.pos, tags=False)
             except ValueError as error:
                 raise ValueError(str(error).replace(str(path), path.name)) from None
-    words = _by_sentence(sentences, sentences.words)
+    words = sentences.by_sentence(sentences.words)
     for row, tags in zip(words, _predicted(_load(given.model, sentences), sentences), strict=True):
         print(*(f"{word}\t{tag}" for word, tag in zip(row, tags, strict=True)), "", sep="\n")
 
@@ -107,15 +107,10 @@ def _read(path: Any, pos: int | None, tags: bool = True) -> TaggedSentences:
     return read_columns(path, Columns(word=0, tag=-1 if tags else None, pos=pos), scheme=None)
 
 
-def _by_sentence(sentences: TaggedSentences, values: Sequence[Any] | None) -> list[Sequence[Any]]:
-    assert values is not None
-    return [values[a:b] for a, b in pairwise(sentences.offsets.tolist())]
-
-
 def _features(sentences: TaggedSentences) -> list[Sequence[list[str]]]:
     """The names of the features of each token: its spelling, its neighbours' and parts of speech, if they were read."""
     attributes = entity_attributes(sentences)
-    return _by_sentence(sentences, [attributes.of(token) for token in range(len(sentences.words))])
+    return sentences.by_sentence([attributes.of(token) for token in range(len(sentences.words))])
 
 
 def _load(path: str, sentences: TaggedSentences) -> Decoder:
@@ -141,6 +136,6 @@ def _measured(model: Decoder, sentences: TaggedSentences) -> str:
     """The table of chunks, or the share of right tags where tags are not of chunks."""
     predicted, tags = list(_predicted(model, sentences)), sentences.tags or []
     if first_wrong([*tags, *(model.labels or [])]) is None:
-        return str(chunk_scores(_by_sentence(sentences, tags), predicted))
+        return str(chunk_scores(sentences.by_sentence(tags), predicted))
     right = sum(a == b for a, b in zip(tags, chain.from_iterable(predicted), strict=True))
     return f"{100 * right / len(tags):.2f} % of {len(tags)} tags are right"

@@ -80,8 +80,8 @@ def test_parts_of_speech_are_asked_for_again(write, tmp_path, capsys):
         (["train", "missing.txt", "-m", "model.safetensors"], "missing.txt"),
         (["train", "{plain}", "-m", "model.safetensors", "-c", "-1"], "C=-1"),
         (["tag", "-m", "{plain}", "{plain}"], "plain.txt"),
-        (["train", "{plain}", "-m", "model.safetensors", "--pos", "1"], "twice"),
-        (["train", "{words}", "-m", "model.safetensors"], "twice"),
+        (["train", "{plain}", "-m", "model.safetensors", "--pos", "1"], "different columns"),
+        (["train", "{words}", "-m", "model.safetensors"], "different columns"),
     ],
 )
 def test_errors_are_one_line(args, error, write, capsys, tmp_path, monkeypatch):

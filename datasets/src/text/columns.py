@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ _TABLE = re.compile(r"^[^\s,]+,\S*$|(^|[,;\t])\W?(word|token)s?\W?([,;\t]|$)", r
 """The first line of what is no column file: commas without a blank, or a header."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TaggedSentences:
     """The tokens of all sentences of a file, one after another.
 
@@ -60,6 +60,13 @@ class TaggedSentences:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"TaggedSentences: {len(self)} sentences and {len(self.words)} tokens of {self.source}"
+
+    def by_sentence(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """One list for each sentence, of values of all tokens, such as ``words`` or ``tags``."""
+        return [values[a:b] for a, b in itertools.pairwise(self.offsets.tolist())]
 
     def part(self, start: int, stop: int) -> TaggedSentences:
         """The sentences ``start`` to ``stop - 1``, 0 <= start < stop <= n."""
@@ -243,10 +250,11 @@ def _places(
         )
     word, tag, pos = places
     assert word is not None
-    if len({word, tag, pos} - {None}) < sum(place is not None for place in places):
+    known = [place for place in places if place is not None]
+    if twice := [place for place in known if known.count(place) > 1]:
         raise ValueError(
-            f"{where}: {layout} names one of the {fields.width} columns twice: the words, the tags and the parts of "
-            "speech are different columns"
+            f"{where}: words, tags and parts of speech must be different columns, and two of them are column "
+            f"{twice[0]} of {fields.width}"
         )
     return word, None if tags_optional and tag == word else tag, pos  # the last column holds the words
 
