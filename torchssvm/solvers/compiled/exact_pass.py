@@ -25,7 +25,7 @@ from torchssvm.kinds.hidden import Calls, Hidden, writers_of
 from torchssvm.kinds.weights import Model
 from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
-from torchssvm.solvers.compiled.memory import BlockArrays, BlockMemory, Options, Scalars
+from torchssvm.solvers.compiled.memory import BlockMemory, Options, Scalars
 from torchssvm.solvers.compiled.whole import flush
 from torchssvm.solvers.exact_pass import ExactPass
 
@@ -110,12 +110,12 @@ class ExactPasses:
         self._local = _PerThread()
 
     def __call__(
-        self, model: Model, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory
+        self, model: Model, blocks: Hidden, dual: DualState, options: Options, memory: BlockMemory
     ) -> ExactPass:
         """Hinges, gaps and recomputed weights; ``remember`` of the result keeps the new outputs. Changes nothing
         itself.
 
-        ``options`` belong to a Frank-Wolfe step; ``memory`` has the clock. Raises RuntimeError for hinges that are
+        ``blocks`` are a :class:`.BlockArrays`, ``options`` belong to a Frank-Wolfe step, ``memory`` has the clock. Raises RuntimeError for hinges that are
         not finite.
         """
         examples = self._examples
@@ -140,13 +140,13 @@ class ExactPasses:
             if wide:
                 packed = widen(examples._replace(inner=examples.inner[:0], added=examples.cost, form=None))
                 calls, cast = Calls(with_types(packed), writer), lambda scratch: Hidden(widen(scratch.plain))
-                weights, read = widen(model), widen(blocks._replace(gram=blocks.gram[:0]))
-            known = calls(weights, read, cast(self._scratch()))
+                weights, read = widen(model), Hidden(widen(blocks.plain._replace(gram=blocks.plain.gram[:0])))
+            known = calls(weights, read.plain, cast(self._scratch()))
 
             def some(begin: int, end: int, thread: int) -> None:
                 scratch, part = cast(self._scratch()), _zeros(model, weights.emission.dtype)
                 work = scalars, scratch.arguments, part, totals, every
-                kernel(begin, end, ranges, known, weights, read, *work, bounds, losses, corners)
+                kernel(begin, end, ranges, known, weights, read.arguments, *work, bounds, losses, corners)
 
             run_in_chunks(some, sizes)
 
@@ -184,7 +184,7 @@ class ExactPasses:
     def _remember(
         self,
         model: Model,
-        blocks: BlockArrays,
+        blocks: Hidden,
         dual: DualState,
         options: Options,
         memory: BlockMemory,
@@ -193,11 +193,11 @@ class ExactPasses:
         if not memory.capacity:
             return
 
-        known = self._calls(model, blocks, self._scratch())
+        known = self._calls(model, blocks.plain, self._scratch())
 
         def keep(begin: int, end: int, thread: int) -> int:
             counters, scratch = np.array([0, 0, memory.clock]), self._scratch().arguments
-            return remember_range(begin, end, known, blocks, options, scratch, counters, corners)
+            return remember_range(begin, end, known, blocks.arguments, options, scratch, counters, corners)
 
         if sum(run_in_chunks(keep, self._work)):
             memory.clock += 1
