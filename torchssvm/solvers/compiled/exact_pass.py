@@ -68,7 +68,7 @@ class HingeRounding:
         others = (self._pair_scale * model.transition, model.bias, model.first, model.last)
         largest = sum(float(np.abs(array).max(initial=0.0)) for array in others)
         share = _SHARE * float(np.finfo(np.float32).eps) / 2
-        return share * self._differing * (float(np.sqrt(np.square(terms).mean())) + largest)
+        return share * self._differing * (float(np.sqrt(np.vdot(terms, terms) / terms.size)) + largest)
 
 
 def widen(arrays: Any) -> Any:
@@ -115,8 +115,8 @@ class ExactPasses:
         """Hinges, gaps and recomputed weights; ``remember`` of the result keeps the new outputs. Changes nothing
         itself.
 
-        ``blocks`` are a :class:`.BlockArrays`, ``options`` belong to a Frank-Wolfe step, ``memory`` has the clock. Raises RuntimeError for hinges that are
-        not finite.
+        ``blocks`` are the laid-out arrays of ``memory``, which also has the clock; ``options`` belong to a Frank-Wolfe
+        step. Raises RuntimeError for hinges that are not finite.
         """
         examples = self._examples
         numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
@@ -151,17 +151,19 @@ class ExactPasses:
             run_in_chunks(some, sizes)
 
         decode(wide=False)
-        hinges = bounds[0]
-        if not np.isfinite(hinges).all():
+        total = float(bounds[0].sum())
+        if not np.isfinite(total):  # no hinge is negative
             raise RuntimeError("the hinges are not finite: scale the features, or choose a larger lam")
         if model.emission.dtype == np.float32:
             self._rounding = self._rounding or HingeRounding(examples)
-            primal = dual.lam / 2 * squared_norm(dual.parameters) + float(hinges.mean())
             # Errors of hinges average out over examples, of which 64 are trusted to differ.
-            if self._rounding(model) > 5e-7 * primal * np.sqrt(min(dual.num_examples, 64)):
+            coarse = self._rounding(model) / (5e-7 * np.sqrt(min(dual.num_examples, 64)))
+            # Below this primal float32 is too coarse; the weights are read only where the hinges do not exceed it.
+            if coarse > total / size and coarse > dual.lam / 2 * squared_norm(dual.parameters) + total / size:
                 for array in (getattr(totals, name) for name in _ARRAYS):
                     array.fill(0.0)
                 decode(wide=True)
+                total = float(bounds[0].sum())
 
         def remember() -> None:
             self._remember(model, blocks, dual, options, memory, corners)
@@ -169,9 +171,9 @@ class ExactPasses:
         scale = 1.0 / (dual.lam * dual.num_examples)
         sums: dict[str, Any] = {name: getattr(totals, name).sum(0) for name in _ARRAYS}
         arrays = memory.adapter.weights.trained(totals._replace(**sums))
-        weights = [torch.from_numpy(array).contiguous() * scale for array in arrays]
+        weights = [torch.from_numpy(np.multiply(array, scale, order="C")) for array in arrays]
         return ExactPass(
-            hinges=float(hinges.sum()),
+            hinges=total,
             exact=not bounds[1].any(),
             relaxed=False,
             gaps=torch.from_numpy(gaps),
