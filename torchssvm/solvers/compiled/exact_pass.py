@@ -105,6 +105,7 @@ class ExactPasses:
         self._work = np.diff(examples.start)
         self._split: tuple[int, np.ndarray, np.ndarray] | None = None  # for so many weights: ranges, and their work
         self._rounding: HingeRounding | None = None
+        self._wide = False  # whether float32 was too coarse for the last primal, as it mostly is for the next
         self._make_scratch, self._whole = make_scratch, whole
         self._calls = Calls(examples, *writers_of(whole, False))
         self._local = _PerThread()
@@ -124,7 +125,6 @@ class ExactPasses:
             ranges = np.array(split(self._work, max(1, min(_RANGES, _NUMBERS // numbers))))
             self._split = numbers, ranges, np.add.reduceat(self._work, ranges[:-1])
         _, ranges, sizes = self._split
-        totals = _zeros(model, np.float64, len(ranges) - 1)
         size = len(dual.own)
         bounds, gaps, losses = np.zeros((2, size)), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
@@ -135,7 +135,9 @@ class ExactPasses:
         if self._whole:
             kernel, writer = whole_blocks.exact_ranges, write_exact_whole
 
-        def decode(wide: bool) -> None:
+        def decode(wide: bool) -> tuple[float, Model]:
+            """The sum of hinges, and the sums of weights of each range; ``wide`` scores are float64."""
+            totals = _zeros(model, np.float64, len(ranges) - 1)
             calls, weights, read, cast = self._calls, model, blocks, lambda scratch: scratch
             if wide:
                 packed = widen(examples._replace(inner=examples.inner[:0], added=examples.cost, form=None))
@@ -149,21 +151,28 @@ class ExactPasses:
                 kernel(begin, end, ranges, known, weights, read.arguments, *work, bounds, losses, corners)
 
             run_in_chunks(some, sizes)
+            total = float(bounds[0].sum())
+            if not np.isfinite(total):  # no hinge is negative
+                raise RuntimeError("the hinges are not finite: scale the features, or choose a larger lam")
+            return total, totals
 
-        decode(wide=False)
-        total = float(bounds[0].sum())
-        if not np.isfinite(total):  # no hinge is negative
-            raise RuntimeError("the hinges are not finite: scale the features, or choose a larger lam")
+        def below(limit: float) -> bool:
+            """Whether the primal is; the weights are read only where the hinges are."""
+            mean = total / size
+            return mean < limit and dual.lam / 2 * squared_norm(dual.parameters) + mean < limit
+
+        total, totals = decode(self._wide)
         if model.emission.dtype == np.float32:
             self._rounding = self._rounding or HingeRounding(examples)
             # Errors of hinges average out over examples, of which 64 are trusted to differ.
             coarse = self._rounding(model) / (5e-7 * np.sqrt(min(dual.num_examples, 64)))
-            # Below this primal float32 is too coarse; the weights are read only where the hinges do not exceed it.
-            if coarse > total / size and coarse > dual.lam / 2 * squared_norm(dual.parameters) + total / size:
-                for array in (getattr(totals, name) for name in _ARRAYS):
-                    array.fill(0.0)
-                decode(wide=True)
-                total = float(bounds[0].sum())
+            # Float32 moves a primal near ``coarse`` by some millionths: far below it, wide hinges decide as others do.
+            if self._wide and not below(0.99 * coarse):
+                self._wide = False
+                total, totals = decode(wide=False)
+            if not self._wide and below(coarse):
+                self._wide = True
+                total, totals = decode(wide=True)
 
         def remember() -> None:
             self._remember(model, blocks, dual, options, memory, corners)
