@@ -138,15 +138,15 @@ class ExactPasses:
         def decode(wide: bool) -> tuple[float, Model]:
             """The sum of hinges, and the sums of weights of each range; ``wide`` scores are float64."""
             totals = _zeros(model, np.float64, len(ranges) - 1)
-            calls, weights, read, cast = self._calls, model, blocks, lambda scratch: scratch
+            calls, weights, read = self._calls, model, blocks
             if wide:
                 packed = widen(examples._replace(inner=examples.inner[:0], added=examples.cost, form=None))
-                calls, cast = Calls(with_types(packed), writer), lambda scratch: Hidden(widen(scratch.plain))
+                calls = Calls(with_types(packed), writer)
                 weights, read = widen(model), Hidden(widen(blocks.plain._replace(gram=blocks.plain.gram[:0])))
-            known = calls(weights, read.plain, cast(self._scratch()))
+            known = calls(weights, read.plain, self._scratch(wide))
 
             def some(begin: int, end: int, thread: int) -> None:
-                scratch, part = cast(self._scratch()), _zeros(model, weights.emission.dtype)
+                scratch, part = self._scratch(wide), _zeros(model, weights.emission.dtype)
                 work = scalars, scratch.arguments, part, totals, every
                 kernel(begin, end, ranges, known, weights, read.arguments, *work, bounds, losses, corners)
 
@@ -214,10 +214,12 @@ class ExactPasses:
             memory.clock += 1
             dual.version += 1  # slots may hold other labelings now
 
-    def _scratch(self) -> Hidden:
-        if not hasattr(self._local, "scratch"):
-            self._local.scratch = Hidden(self._make_scratch())
-        return self._local.scratch
+    def _scratch(self, wide: bool = False) -> Hidden:
+        made, dtype = vars(self._local), "wide" if wide else "plain"
+        if dtype not in made:
+            scratch = self._make_scratch()
+            made[dtype] = Hidden(widen(scratch) if wide else scratch)
+        return made[dtype]
 
 
 def _zeros(model: Model, dtype: np.dtype | type, *ranges: int) -> Model:
