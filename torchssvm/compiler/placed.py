@@ -83,21 +83,20 @@ class Placed:
 
     def __init__(self, value: Any) -> None:
         self._parts: list[Any] = [value]  # what the address leads to
-        if hasattr(value, "_fields"):
-            self.type = type_of(value)
-        else:
-            value = (value,)
-        self.address = self._place(value)
-
-    def _place(self, values: Any) -> int:
+        values = value if hasattr(value, "_fields") else (value,)
         plan = _plan_of(values)
+        if plan.type is not None:
+            self.type = plan.type
+        self.address = self._place(plan, values)
+
+    def _place(self, plan: _Plan, values: Any) -> int:
         buffer = np.frombuffer(plan.pack(*self._numbers(plan, values)), np.uint8)
         self._parts.append(buffer)
         return int(buffer.__array_interface__["data"][0])
 
-    def _numbers(self, plan: _Plan, values: Any) -> list[Any]:
+    def _numbers(self, plan: _Plan, given: Any) -> list[Any]:
         numbers: list[Any] = []
-        for step, value in zip(plan.steps, values, strict=True):
+        for step, value in zip(plan.steps, given, strict=True):
             if step == _NUMBER:
                 numbers.append(value)
             elif step == _ARRAY:
@@ -108,7 +107,8 @@ class Placed:
             elif value is None or isinstance(value, int):  # nothing, or the address itself
                 numbers.append(value or 0)
             else:
-                numbers.append(self._place(value if hasattr(value, "_fields") else (value,)))
+                values = value if hasattr(value, "_fields") else (value,)
+                numbers.append(self._place(_plan_of(values), values))
         return numbers
 
 

@@ -25,7 +25,7 @@ from torchssvm.kinds.hidden import Calls, Hidden, writers_of
 from torchssvm.kinds.weights import Model
 from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
-from torchssvm.solvers.compiled.memory import BlockArrays, BlockMemory, Options, Scalars
+from torchssvm.solvers.compiled.memory import BlockMemory, Options, Scalars
 from torchssvm.solvers.compiled.whole import flush
 from torchssvm.solvers.exact_pass import ExactPass
 
@@ -68,7 +68,7 @@ class HingeRounding:
         others = (self._pair_scale * model.transition, model.bias, model.first, model.last)
         largest = sum(float(np.abs(array).max(initial=0.0)) for array in others)
         share = _SHARE * float(np.finfo(np.float32).eps) / 2
-        return share * self._differing * (float(np.sqrt(np.square(terms).mean())) + largest)
+        return share * self._differing * (float(np.sqrt(np.vdot(terms, terms) / terms.size)) + largest)
 
 
 def widen(arrays: Any) -> Any:
@@ -105,18 +105,19 @@ class ExactPasses:
         self._work = np.diff(examples.start)
         self._split: tuple[int, np.ndarray, np.ndarray] | None = None  # for so many weights: ranges, and their work
         self._rounding: HingeRounding | None = None
+        self._wide = False  # whether float32 was too coarse for the last primal, as it mostly is for the next
         self._make_scratch, self._whole = make_scratch, whole
         self._calls = Calls(examples, *writers_of(whole, False))
         self._local = _PerThread()
 
     def __call__(
-        self, model: Model, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory
+        self, model: Model, blocks: Hidden, dual: DualState, options: Options, memory: BlockMemory
     ) -> ExactPass:
         """Hinges, gaps and recomputed weights; ``remember`` of the result keeps the new outputs. Changes nothing
         itself.
 
-        ``options`` belong to a Frank-Wolfe step; ``memory`` has the clock. Raises RuntimeError for hinges that are
-        not finite.
+        ``blocks`` are the laid-out arrays of ``memory``, which also has the clock; ``options`` belong to a Frank-Wolfe
+        step. Raises RuntimeError for hinges that are not finite.
         """
         examples = self._examples
         numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
@@ -124,7 +125,6 @@ class ExactPasses:
             ranges = np.array(split(self._work, max(1, min(_RANGES, _NUMBERS // numbers))))
             self._split = numbers, ranges, np.add.reduceat(self._work, ranges[:-1])
         _, ranges, sizes = self._split
-        totals = _zeros(model, np.float64, len(ranges) - 1)
         size = len(dual.own)
         bounds, gaps, losses = np.zeros((2, size)), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
@@ -135,33 +135,44 @@ class ExactPasses:
         if self._whole:
             kernel, writer = whole_blocks.exact_ranges, write_exact_whole
 
-        def decode(wide: bool) -> None:
-            calls, weights, read, cast = self._calls, model, blocks, lambda scratch: scratch
+        def decode(wide: bool) -> tuple[float, Model]:
+            """The sum of hinges, and the sums of weights of each range; ``wide`` scores are float64."""
+            totals = _zeros(model, np.float64, len(ranges) - 1)
+            calls, weights, read = self._calls, model, blocks
             if wide:
                 packed = widen(examples._replace(inner=examples.inner[:0], added=examples.cost, form=None))
-                calls, cast = Calls(with_types(packed), writer), lambda scratch: Hidden(widen(scratch.plain))
-                weights, read = widen(model), widen(blocks._replace(gram=blocks.gram[:0]))
-            known = calls(weights, read, cast(self._scratch()))
+                calls = Calls(with_types(packed), writer)
+                weights, read = widen(model), Hidden(widen(blocks.plain._replace(gram=blocks.plain.gram[:0])))
+            known = calls(weights, read.plain, self._scratch(wide))
 
             def some(begin: int, end: int, thread: int) -> None:
-                scratch, part = cast(self._scratch()), _zeros(model, weights.emission.dtype)
+                scratch, part = self._scratch(wide), _zeros(model, weights.emission.dtype)
                 work = scalars, scratch.arguments, part, totals, every
-                kernel(begin, end, ranges, known, weights, read, *work, bounds, losses, corners)
+                kernel(begin, end, ranges, known, weights, read.arguments, *work, bounds, losses, corners)
 
             run_in_chunks(some, sizes)
+            total = float(bounds[0].sum())
+            if not np.isfinite(total):  # no hinge is negative
+                raise RuntimeError("the hinges are not finite: scale the features, or choose a larger lam")
+            return total, totals
 
-        decode(wide=False)
-        hinges = bounds[0]
-        if not np.isfinite(hinges).all():
-            raise RuntimeError("the hinges are not finite: scale the features, or choose a larger lam")
+        def below(limit: float) -> bool:
+            """Whether the primal is; the weights are read only where the hinges are."""
+            mean = total / size
+            return mean < limit and dual.lam / 2 * squared_norm(dual.parameters) + mean < limit
+
+        total, totals = decode(self._wide)
         if model.emission.dtype == np.float32:
             self._rounding = self._rounding or HingeRounding(examples)
-            primal = dual.lam / 2 * squared_norm(dual.parameters) + float(hinges.mean())
             # Errors of hinges average out over examples, of which 64 are trusted to differ.
-            if self._rounding(model) > 5e-7 * primal * np.sqrt(min(dual.num_examples, 64)):
-                for array in (getattr(totals, name) for name in _ARRAYS):
-                    array.fill(0.0)
-                decode(wide=True)
+            coarse = self._rounding(model) / (5e-7 * np.sqrt(min(dual.num_examples, 64)))
+            # Float32 moves a primal near ``coarse`` by some millionths: far below it, wide hinges decide as others do.
+            if self._wide and not below(0.99 * coarse):
+                self._wide = False
+                total, totals = decode(wide=False)
+            if not self._wide and below(coarse):
+                self._wide = True
+                total, totals = decode(wide=True)
 
         def remember() -> None:
             self._remember(model, blocks, dual, options, memory, corners)
@@ -169,9 +180,9 @@ class ExactPasses:
         scale = 1.0 / (dual.lam * dual.num_examples)
         sums: dict[str, Any] = {name: getattr(totals, name).sum(0) for name in _ARRAYS}
         arrays = memory.adapter.weights.trained(totals._replace(**sums))
-        weights = [torch.from_numpy(array).contiguous() * scale for array in arrays]
+        weights = [torch.from_numpy(np.multiply(array, scale, order="C")) for array in arrays]
         return ExactPass(
-            hinges=float(hinges.sum()),
+            hinges=total,
             exact=not bounds[1].any(),
             relaxed=False,
             gaps=torch.from_numpy(gaps),
@@ -184,7 +195,7 @@ class ExactPasses:
     def _remember(
         self,
         model: Model,
-        blocks: BlockArrays,
+        blocks: Hidden,
         dual: DualState,
         options: Options,
         memory: BlockMemory,
@@ -193,20 +204,22 @@ class ExactPasses:
         if not memory.capacity:
             return
 
-        known = self._calls(model, blocks, self._scratch())
+        known = self._calls(model, blocks.plain, self._scratch())
 
         def keep(begin: int, end: int, thread: int) -> int:
             counters, scratch = np.array([0, 0, memory.clock]), self._scratch().arguments
-            return remember_range(begin, end, known, blocks, options, scratch, counters, corners)
+            return remember_range(begin, end, known, blocks.arguments, options, scratch, counters, corners)
 
         if sum(run_in_chunks(keep, self._work)):
             memory.clock += 1
             dual.version += 1  # slots may hold other labelings now
 
-    def _scratch(self) -> Hidden:
-        if not hasattr(self._local, "scratch"):
-            self._local.scratch = Hidden(self._make_scratch())
-        return self._local.scratch
+    def _scratch(self, wide: bool = False) -> Hidden:
+        made, dtype = vars(self._local), "wide" if wide else "plain"
+        if dtype not in made:
+            scratch = self._make_scratch()
+            made[dtype] = Hidden(widen(scratch) if wide else scratch)
+        return made[dtype]
 
 
 def _zeros(model: Model, dtype: np.dtype | type, *ranges: int) -> Model:

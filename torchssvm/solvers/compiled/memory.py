@@ -18,6 +18,7 @@ from torchssvm.dual.mean_parts import MeanParts, RowBuffer, other_length
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import check_memory
 from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.hidden import Hidden
 
 
 class BlockArrays(NamedTuple):
@@ -106,7 +107,7 @@ class BlockMemory:
         self.curvature = curvature
         self._used: Tensor | None = None  # of ``BlockArrays.rest_used``, while only compiled loops change blocks
         self._finished = 0  # labelings that were used later lack all but their labels
-        self._views: tuple[list[Any], BlockArrays] | None = None  # the tensors that ``blocks`` shows, and how
+        self._views: tuple[list[Any], Hidden] | None = None  # the tensors that ``blocks`` shows, and how
         if self.labelings is not None:
             if curvature:
                 self.labelings.keep_curvature()
@@ -140,6 +141,10 @@ class BlockMemory:
 
     def blocks(self) -> BlockArrays:
         """The arrays, sharing their memory with the storage."""
+        return self.laid_out().plain
+
+    def laid_out(self) -> Hidden:
+        """The arrays of :meth:`blocks`, laid out for kernels once for all calls."""
         if self._views is not None and [*map(id, self._views[0])] == [*map(id, self._tensors())]:
             return self._views[1]
         blocks = self._nothing
@@ -179,8 +184,9 @@ class BlockMemory:
                 blocks = blocks._replace(
                     rest_transition=rows.numpy(), rest_transition_start=start.numpy(), rest_used=self._used.numpy()
                 )
-        self._views = self._tensors(), blocks
-        return blocks
+        laid_out = Hidden(blocks)
+        self._views = self._tensors(), laid_out
+        return laid_out
 
     def _tensors(self) -> list[Any]:
         """What :meth:`blocks` shows."""

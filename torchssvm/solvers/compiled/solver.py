@@ -376,7 +376,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         def make_pass() -> ExactPass:
             with undisturbed():
                 self._validate()
-                blocks = memory.blocks()
+                blocks = memory.laid_out()
             made = self._exact(self._adapter.weights.model(), blocks, dual, options, memory)
             return made._replace(remember=partial(self._remember, made.remember))
 
@@ -505,7 +505,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         dual, memory = self.dual, self.memory
         leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
         tree, counters = np.empty(2 * leaves), np.array([0, 0, memory.clock, 0])
-        model, blocks = self._adapter.weights.model(), memory.blocks()
+        model, blocks = self._adapter.weights.model(), memory.laid_out()
         options = self._options(len(points) > 0)._replace(relaxation=relaxation, power=power, most=most)
         if self._whole:
             options = options._replace(gap=self.draws.gap if drawn else math.inf)
@@ -515,9 +515,9 @@ class CompiledBCFW(DualTrainer, Stateful):
                 order.numpy(),
                 points.numpy(),
                 tree,
-                self._calls(model, blocks, self._scratch),
+                self._calls(model, blocks.plain, self._scratch),
                 model,
-                blocks,
+                blocks.arguments,
                 Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
                 options,
                 self._scratch.arguments,
