@@ -61,7 +61,7 @@ def _announce(kept: str) -> None:
     global _told
     if not _told:
         _told = True
-        print(f"torchssvm compiles kernels, which takes 10 to 60 seconds, {kept}", file=sys.stderr, flush=True)
+        print(f"torchssvm compiles kernels, which takes 5 to 30 seconds, {kept}", file=sys.stderr, flush=True)
 
 
 def announce_nothing() -> None:
