@@ -295,7 +295,7 @@ UNEVEN = {
     "tags to score": (lambda: ChainSVC(**QUICK).fit(WORDS, TAGS).score(WORDS, SHORT), r"X\[2\] .* y\[2\] has 3"),
     "frames": (lambda: SegmentSVC(**QUICK).fit(WORDS, SHORT), r"X\[2\] has 4 frames and y\[2\] has 3"),
     "nodes": (lambda: GraphSVC(**QUICK).fit(GRAPHS, [COLOURS[0], [1, 0]]), r"X\[1\] has 3 nodes and y\[1\] has 2"),
-    "rows of words": (lambda: ChainSVC(**QUICK).fit([[[0.1, 1.0], [1.0]]], [[0, 1]]), r"X\[0\]\[1\]=.* has 1 entries"),
+    "rows of words": (lambda: ChainSVC(**QUICK).fit([[[0.1, 1.0], [1.0]]], [[0, 1]]), r"X\[0\]\[1\]=.* has 1 entry"),
     "sets": (lambda: MultilabelSVC().fit(ROWS, RAGGED), r"y\[7\]=\[1, 1\] has 2 entries, and y\[0\] has 3.*Binarizer"),
     "sets of names": (lambda: MultilabelSVC().fit(ROWS, RAGGED_SETS), r"y\[2\]=\['sky', 'sea'\] has 2 .*Binarizer"),
     "Python's sets": (lambda: MultilabelSVC().fit(ROWS, [{"sky"}] * 12), r"y\[0\]=\{'sky'\} is a set.*Binarizer"),

@@ -11,9 +11,9 @@ import torch
 from scipy.sparse import csr_matrix
 from sklearn.exceptions import NotFittedError
 
-from torchssvm import LinearChain, LinearRanking
+from torchssvm import LinearChain, LinearTree
 from torchssvm.deployment import Decoder, SavedModel, batch_of_names, load_head, load_model, save_model
-from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, SegmentSVC
+from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, RankingSVC, SegmentSVC
 from torchssvm.structures.graph_cut.head import Graphs
 from torchssvm.structures.tree.forest import ForestFeatures
 
@@ -263,6 +263,12 @@ def test_wrong_arguments():
     for n in (0, -1):
         with pytest.raises(ValueError, match=f"n={n}"):
             model.top_transitions(n)
-    ranking = LinearRanking(3)
-    with pytest.raises(TypeError, match=r"^LinearRanking has no weights by label"):
-        SavedModel(ranking, ranking.structure, None, None).top_features()
+    tree = LinearTree(3, 2, [-1, 0])
+    with pytest.raises(TypeError, match=r"^LinearTree has no weights by label"):
+        SavedModel(tree, tree.structure, None, None).top_features()
+
+
+def test_a_ranking_has_one_score():
+    ranking = RankingSVC(random_state=0).fit([[1.0, 0.0], [0.0, 0.5], [0.0, 0.0]], [1, 0, 0], group=[3])
+    assert {(row.feature, row.label) for row in ranking.top_features()} == {("x0", "score"), ("x1", "score")}
+    assert not ranking.top_transitions()
