@@ -1,6 +1,6 @@
 """The weights of a chain of letters by name: which ink speaks for a letter, and which letter follows which.
 
-Prints the largest weights, and draws those of neighbours, and those of one letter. The words come with the
+Prints the largest weights, and draws the weights of neighbours and of one letter. The words come with the
 package.
 
 python examples/look_into.py

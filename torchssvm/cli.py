@@ -19,12 +19,12 @@ def main(args: Sequence[str] | None = None) -> None:
     for files of tokens, see :mod:`torchssvm.tag_files`. They need neither.
     """
     args = sys.argv[1:] if args is None else list(args)
-    if args[:1] and args[0] in ("train", "tag", "eval"):
+    if args[:1] in (["train"], ["tag"], ["eval"]):
         from torchssvm import tag_files
 
         return tag_files.main(args)
     if args in (["-h"], ["--help"]):
-        print("torchssvm train, tag, eval and warm have a --help of their own. The others are Lightning's:\n")
+        print("Give --help behind train, tag, eval or warm to read about them. The other commands are Lightning's:\n")
     if args[:1] == ["warm"]:
         from torchssvm import warm
 

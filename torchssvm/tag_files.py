@@ -34,7 +34,6 @@ def main(args: Sequence[str]) -> None:
     train.add_argument("file", help="tokens with tags")
     train.add_argument("-m", "--model", required=True, help="the file of the trained model, replaced if it is there")
     train.add_argument("-e", "--test", help="tokens with tags, to measure the model by")
-    train.add_argument("--pos", type=int, metavar="COLUMN", help="the column of parts of speech, from 0")
     train.add_argument("-c", "--C", type=float, help="weight of the loss (1)")
     train.add_argument("--tol", type=float, default=0.01, help="share of the objective that the gap may be (0.01)")
     train.add_argument("--min-count", type=int, default=1, help="leave out features that occur less often (1)")
@@ -44,7 +43,7 @@ def main(args: Sequence[str]) -> None:
     measure = commands.add_parser("eval", help="measure a model by a file with tags")
     measure.add_argument("-m", "--model", required=True, help="a file that train has written")
     measure.add_argument("file", help="tokens with tags")
-    for command in (tag, measure):
+    for command in (train, tag, measure):
         command.add_argument("--pos", type=int, metavar="COLUMN", help="the column of parts of speech, from 0")
     given = parser.parse_args(args)
     try:
@@ -59,10 +58,10 @@ def _train(given: argparse.Namespace) -> None:
     with needs("torchssvm train needs scikit-learn and scipy: pip install 'torchssvm[sklearn,deploy]'", "sklearn"):
         from torchssvm.estimators import ChainSVC
     sentences = _read(given.file, given.pos)
-    tags = sentences.by_sentence(sentences.tags or [])
-    other = first_wrong(sentences.tags or [])
+    tags = sentences.tags or []
+    other = first_wrong(tags)
     if chunks := other is None:
-        tags = sentences.by_sentence(to_bio(sentences.tags or [], sentences.offsets))
+        tags = to_bio(tags, sentences.offsets)
     test = None if given.test is None else _read(given.test, given.pos)
     svc = ChainSVC(
         C=given.C,
@@ -72,11 +71,11 @@ def _train(given: argparse.Namespace) -> None:
         random_state=0,
         verbose=True,
     )
-    svc.fit(_features(sentences), tags)
+    svc.fit(_features(sentences), sentences.by_sentence(tags))
     svc.save(given.model)
     print(f"{given.model}: sentences {len(sentences)}, features {len(svc.vocabulary_)}, tags {len(svc.classes_)}")
     if other is not None:
-        print(f"tags are taken as they are, not as chunks: {sentences.where(other)} has {sentences.tags[other]!r}")
+        print(f"tags are taken as they are, not as chunks: {sentences.where(other)} has {tags[other]!r}")
     print(svc.certificate_)
     if test is not None:
         print(_measured(_load(given.model, test), test))

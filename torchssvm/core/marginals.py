@@ -45,7 +45,7 @@ def marginals_by_gradient(potentials: Potentials, log_partition: Callable[[Poten
     with torch.inference_mode(False), torch.enable_grad():
         scores = {name: t.detach().clone().double().requires_grad_() for name, t in potentials.tensors.items()}
         given = potentials.replace({name: tensor.clamp(min=FORBIDDEN) for name, tensor in scores.items()})
-        for name in ("lengths", *potentials.carried):  # those of inference mode have no backward pass
+        for name in ("lengths", *potentials.carried):  # tensors of inference mode have no backward pass
             tensor = getattr(potentials, name)
             setattr(given, name, None if tensor is None else tensor.clone())
         log_z = log_partition(given)

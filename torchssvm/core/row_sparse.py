@@ -112,17 +112,20 @@ def squared_norm(tensors: Iterable[Tensor]) -> float:
     """``sum |t|^2`` in float64."""
     tensors = list(tensors)
     if _many(tensors):
-        return sum(float(one.dot(one)) for (part,) in pieces(tensors) for one in [part.double().reshape(-1)])
-    numbers = flat(tensors)
-    return float(numbers.dot(numbers))
+        return sum(_square(part.double()) for (part,) in pieces(tensors))
+    return _square(flat(tensors))
 
 
 def squared_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """``sum |a - b|^2`` of dense tensors, in float64."""
     if _many(a):
-        return sum(float(one.dot(one)) for x, y in pieces(a, b) for one in [(x.double() - y.double()).reshape(-1)])
-    difference = flat(a) - flat(b)
-    return float(difference.dot(difference))
+        return sum(_square(x.double() - y.double()) for x, y in pieces(a, b))
+    return _square(flat(a) - flat(b))
+
+
+def _square(numbers: Tensor) -> float:
+    vector = numbers.reshape(-1)
+    return float(vector.dot(vector))
 
 
 def pieces(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

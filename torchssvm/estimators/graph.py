@@ -181,7 +181,7 @@ class GraphSVC(StructuredEstimator):
 
     def _saved(self) -> dict[str, Any]:
         named, cuts = super()._saved(), isinstance(self.head_, LinearGraph)
-        if cuts and named["feature_names"] is None:  # tells the last column, which is 1, from those of X
+        if cuts and named["feature_names"] is None:  # tells the last column, which is 1, from the columns of X
             named["feature_names"] = [f"x{place}" for place in range(self.n_features_in_)]
         return named
 

@@ -28,7 +28,7 @@ QID = "qid"
 class RankingSVC(StructuredEstimator):
     """Ranks the documents of each query by one linear score, trained for a measure to a certified gap.
 
-    The face is that of ``XGBRanker`` and ``LGBMRanker``: a row of ``X`` is a document, ``y`` has its grade, and ``qid``
+    It is used like ``XGBRanker`` and ``LGBMRanker``: a row of ``X`` is a document, ``y`` has its grade, and ``qid``
     or ``group`` says which documents belong to a query. ``predict`` gives scores. ``X`` may also be a data frame with a
     column ``qid``, which is then no feature.
 
@@ -124,9 +124,7 @@ class RankingSVC(StructuredEstimator):
         X, column = _apart(X)
         given = [which for which in (qid, group, column) if which is not None]
         if len(given) != 1:
-            raise ValueError(
-                "qid, group and a column qid of X: give one of them, which says the query of each document"
-            )
+            raise ValueError("give one of them, qid, group or a column qid of X: it says the query of each document")
         self._check_names([X], reset)
         check_matrix(X)
         check_readable(y, "y")

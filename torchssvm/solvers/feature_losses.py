@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_flags, check_number, check_whole
 from torchssvm.core.likelihood import once_differentiable
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner, scale
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import (
@@ -150,8 +150,8 @@ class PerturbedFenchelYoung(nn.Module):
 
     It is smooth for every structure that decodes, also where no marginals exist, as for matchings, cuts and programs
     (Berthet et al., *Learning with Differentiable Perturbed Optimizers*, NeurIPS 2020; PyEPO's PFYL). Z is standard
-    normal noise on the first potentials, those of single parts, and the expectation a mean over samples. The gradient
-    is the mean of ``p(y) - p(y_i)`` over the outputs that are best with noise. The task loss does not occur.
+    normal noise on the first potentials, the scores of single parts, and the expectation a mean over samples. The
+    gradient is the mean of ``p(y) - p(y_i)`` over the outputs that are best with noise. The task loss does not occur.
 
     For ordinary optimizers, like :class:`SoftmaxMargin`. Noise is drawn from torch's generator: ``torch.manual_seed``
     repeats a run.
@@ -193,20 +193,21 @@ class PerturbedFenchelYoung(nn.Module):
     @torch.no_grad()
     def _at(self, potentials: Potentials, target: Labeling) -> tuple[Tensor, Parts]:
         """The mean ``<p(y) - p(y_i), sigma Z>``, ``[B]`` float64, and the mean ``p(y) - p(y_i)``."""
-        structure, (first, *_) = self.structure, potentials.tensors
+        structure, (first, *_), share = self.structure, potentials.tensors, 1.0 / self.samples
         known = structure.known_scores(potentials) or {}
-        rest, parts = torch.zeros(potentials.batch_size, dtype=torch.float64, device=potentials.device), None
+        rest = torch.zeros(potentials.batch_size, dtype=torch.float64, device=potentials.device)
+        parts = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
         with full_precision(potentials.device):
             for _ in range(self.samples):
                 noise = self.sigma * torch.randn_like(potentials[first])
                 noisy = potentials.replace({**potentials.tensors, first: potentials[first] + noise})
                 best = as_decoding(structure._gated_argmax(noisy)).labeling
                 change = structure._difference(best, target, potentials)
-                rest += inner({first: change[first]}, {first: noise}) / self.samples
-                rest += inner({name: change[name] for name in known}, known) / self.samples if known else 0.0
-                share = scale(change, torch.full_like(rest, 1.0 / self.samples))
-                parts = share if parts is None else {name: parts[name] + share[name] for name in parts}
-        assert parts is not None
+                for added in ({first: noise}, known):
+                    if added:
+                        rest += share * inner({name: change[name] for name in added}, added)
+                for name, tensor in change.items():
+                    parts[name] += share * tensor
         _reject_infinite(inner(parts, potentials.tensors))
         return rest, parts
 

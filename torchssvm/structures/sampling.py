@@ -13,7 +13,7 @@ NO_OUTPUT = "scores of -inf forbid every output of {rows}"
 def sample_states(
     node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, n: int, generator: torch.Generator | None
 ) -> Tensor:
-    """``n`` labelings of every tree, ``[B, n, N]`` int64, -1 in the padding; states follow those of their parents.
+    """``n`` labelings of every tree, ``[B, n, N]`` int64, -1 in the padding; each state is drawn given the parent's.
 
     Args:
         node: ``[B, N, K]``, the probability of each state.

@@ -1,7 +1,7 @@
 """Features of sentences by groups, compiled by Numba: those on the same arcs become one.
 
-Most features of an arc are on no other arc of its sentence, such as those of a pair of words; others are on all arcs of
-a head. A group's weights are summed once for a sentence, and an arc lists a third as many groups as features.
+Most features of an arc are on no other arc of its sentence, such as features of a pair of words; others are on all arcs
+of a head. A group's weights are summed once for a sentence, and an arc lists a third as many groups as features.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchssvm.compiler.jit import njit
 
 
 class Groups(NamedTuple):
-    """The features of the sentences of a batch, by groups; the entries of one sentence after those of another.
+    """The features of the sentences of a batch, by groups, sentence after sentence.
 
     An arc lists its groups, numbered within the sentence. A group begins at an entry of ``group`` among the distinct
     features of its sentence; the end of the last group follows.

@@ -43,25 +43,28 @@ def inside(scores: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
 
 
 def matrix_tree(scores: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
-    """``log Z`` of all arborescences, ``[B]``, O(N^3): the determinant of the matrix-tree theorem (Koo et al. 2007,
-    "Structured prediction models via the matrix-tree theorem").
+    """``log Z`` of all arborescences, ``[B]``, O(N^3); arguments are as in :func:`inside`.
 
-    Tokens are eliminated one after another, and the paths through each become arcs. All terms are positive, so that
-    their logarithms lose no digits, where a determinant cancels. Arguments are as in :func:`inside`.
+    It is the logarithm of a determinant, by the matrix-tree theorem (Koo et al. 2007, "Structured prediction models via
+    the matrix-tree theorem"). Tokens are eliminated one after another, and the paths through each become arcs. All
+    terms are positive, so their logarithms lose no digits where a determinant cancels.
     """
     real = mask_of(lengths, scores)
     heads = torch.nn.functional.pad(real, (1, 0), value=True).unsqueeze(1)  # and the root
     token = torch.arange(scores.shape[1], device=scores.device)
     arcs = scores.masked_fill(~(real.unsqueeze(2) & heads), FORBIDDEN)
-    least = arcs.new_zeros(len(arcs))
+    root, others = arcs[:, :, 0], arcs[:, :, 1:]
+    least = cost = arcs.new_zeros(len(arcs))
     if single_root:  # a second arc from the root costs more than all other arcs can make up for
-        known = arcs.detach().diagonal_scatter(torch.full_like(arcs[:, :, 0], FORBIDDEN), 1, 1, 2)
-        known = known.masked_fill(known < FORBIDDEN / 2, torch.nan)
-        low, high = (known.nan_to_num(none).aminmax(dim=2)[at] for at, none in ((0, torch.inf), (1, -torch.inf)))
-        low, high = (bound.masked_fill(bound.isinf(), 0.0) for bound in (low, high))
+        known = arcs.detach() > FORBIDDEN / 2
+        known.diagonal(1, 1, 2).fill_(False)
+        none = ~known.any(2)
+        low = arcs.detach().masked_fill(~known, torch.inf).amin(2).masked_fill(none, 0.0)
+        high = arcs.detach().masked_fill(~known, -torch.inf).amax(2).masked_fill(none, 0.0)
         least, cost = low.sum(1) - 1.0, (high - low).sum(1) + 100.0
-        arcs = torch.cat([arcs[:, :, :1] - (cost.unsqueeze(1) * real).unsqueeze(2), arcs[:, :, 1:]], 2)
-    arcs = torch.cat([arcs[:, :, :1].masked_fill(~real.unsqueeze(2), 0.0), arcs[:, :, 1:]], 2)  # padding below the root
+        root = root - cost.unsqueeze(1)
+    root = root.masked_fill(~real, 0.0)  # the padding is below the root
+    arcs = torch.cat([root.unsqueeze(2), others], 2)
     total = torch.zeros_like(least)
     for left in range(len(token), 0, -1):  # tokens, of which the first is eliminated
         row = torch.cat([arcs[:, 0, :1], arcs[:, 0, 2:]], 1)

@@ -163,7 +163,7 @@ class Arborescence(Labelled, Summed):
 
     @override
     def _sample(self, potentials: Potentials, n: int, generator: torch.Generator | None) -> Tensor:
-        """Token after token, by the marginals of its arcs where those of earlier tokens are fixed."""
+        """Token after token, by the marginals of its arcs, given the heads of earlier tokens."""
         reject_rows(self.marginals(potentials).log_partition == -torch.inf, NO_OUTPUT)
         rows = potentials.select(torch.arange(potentials.batch_size, device=potentials.device).repeat_interleave(n))
         (name,), scores = rows.tensors, rows.single.double()
