@@ -156,6 +156,14 @@ Path("conf.py").write_text("extensions = ['myst_parser', 'sphinx_design']\\nhtml
 Path("index.md").write_text("# One page\\n")
 assert main(["-W", "-q", "-b", "html", ".", "site"]) == 0
 """,
+    "notebooks": """
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+notebook = new_notebook(cells=[new_code_cell("import torchssvm; print(torchssvm.__name__)")])
+NotebookClient(notebook, kernel_name="python3").execute()
+assert notebook.cells[0].outputs[0].text == "torchssvm\\n"
+""",
     "bench": """
 import clarabel
 import pycrfsuite
@@ -186,6 +194,7 @@ NOT_NAMED = {
     "triton",
     "onnx",
     "docs",
+    "notebooks",
     "bench",
     "test",
 }  # no error of the package can name these: the user imports them
