@@ -126,5 +126,5 @@ def test_no_block_is_missed() -> None:
 
 def test_the_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 100
     assert blocks(ROOT / "README.md")

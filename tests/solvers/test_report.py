@@ -122,5 +122,15 @@ def test_a_report_of_a_relaxation_claims_no_gap_of_the_problem():
         assert (place["primal"], place["dual"], place["gap"]) == (0.7, None, None)
         assert (place["relaxed_primal"], place["relaxed_dual"], place["relaxed_gap"]) == (0.7, 0.7 - 0.5, 0.5)
     assert "the oracle answers for a relaxation" in result.table()
-    below = result.figure().subfigs[0].axes[2].get_lines()
-    assert [line.get_label() for line in below if not math.isnan(line.get_ydata()[0])] == ["of the relaxation"]
+    lines = result.figure().subfigs[0].axes[0].get_lines()
+    known = [line.get_label() for line in lines if not math.isnan(line.get_ydata()[0])]
+    assert known == ["primal (upper bound)", "dual of the relaxation"]
+
+
+def test_a_picture_has_the_estimates_between_certificates():
+    pytest.importorskip("matplotlib")
+    history = [Entry(certificate(), 1.0)]
+    result = RunReport("t", history, num_weights=1, stopped_because="s", estimates=[(0.5, 0.2, 0.8), (1.0, 0.4, 0.3)])
+    primal, dual, estimate, value = result.figure().subfigs[0].axes[0].get_lines()
+    assert (primal.get_ydata()[0], dual.get_ydata()[0]) == (history[0].certificate.primal, history[0].certificate.dual)
+    assert (estimate.get_ydata() == pytest.approx([1.0, 0.7])) and list(value.get_ydata()) == [0.2, 0.4]

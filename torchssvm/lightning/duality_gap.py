@@ -138,6 +138,11 @@ class DualityGap(Callback):
         """The last certificate; None before the first one."""
         return self.history[-1].certificate if self.history else None
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the fit began, without those of compiling."""
+        return clock() - self._start
+
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -225,7 +230,7 @@ class DualityGap(Callback):
             self._loader = exact_pass_loader(fit.training_loader, self.batch_size)
         loader, pacing = self._loader, self.pacing
         certificate = fit.certify(loader) if pacing is None else pacing.certify(lambda: fit.certify(loader))
-        self.history.append(Entry(certificate, clock() - self._start))
+        self.history.append(Entry(certificate, self.seconds))
         self._certified_step, self._certified_epoch = trainer.global_step, trainer.current_epoch
         return certificate
 

@@ -64,12 +64,20 @@ class Report(Callback):
         self.task = task
         self.draw_examples = draw_examples
         self.report: RunReport | None = None
+        self._estimates: list[tuple[float, float, float]] = []
         self._own = DualityGap(tolerance=0.0)
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.report = None
+        self.report, self._estimates = None, []
         self._own.on_fit_start(trainer, pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        gap, fit = self._gap(trainer), fit_of(trainer, pl_module)
+        figures = fit.figures(gap.pacing) if fit.solves_head else {}
+        if "gap_estimate" in figures:  # every block has been seen
+            self._estimates.append((gap.seconds, figures["dual"], figures["gap_estimate"]))
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -119,6 +127,7 @@ class Report(Callback):
             stopped_because=gap.stopped_because or "not known",
             seed=None if seed is None else int(seed),
             device=pl_module.device,
+            estimates=self._estimates,
             extra={
                 "epochs": trainer.current_epoch,
                 "steps": trainer.global_step,

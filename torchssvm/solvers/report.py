@@ -61,6 +61,7 @@ class RunReport:
         seed: Seed of the run.
         device: The device of the run.
         seconds: Wall-clock time; None is the last certificate's.
+        estimates: ``(seconds, dual, estimate of the gap)`` between certificates, for the picture.
         extra: More entries for ``report.json`` and the table, such as letter errors.
 
     Raises:
@@ -82,6 +83,7 @@ class RunReport:
     seed: int | None = None
     device: torch.device | str = "cpu"
     seconds: float | None = None
+    estimates: Sequence[tuple[float, float, float]] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,50 +166,40 @@ class RunReport:
         self.figure(draw_examples).savefig(folder / PICTURE, dpi=120)
 
     def figure(self, draw_examples: DrawExamples | None = None) -> Any:
-        """Primal and dual (above) and the gap (below, logarithmic) by effective passes and by seconds; then examples.
+        """Primal and dual over seconds, and the band between them, in which the optimum lies; below them, examples.
 
         Returns a ``matplotlib.figure.Figure``, or raises ImportError without matplotlib; opens no window and leaves
         matplotlib's global state alone. ``draw_examples`` is as in :meth:`write`.
         """
-        ratios = [2.0] if draw_examples is None else [2.0, 1.0]
-        figure = new_figure((10, 3.2 * sum(ratios)))
-        figures = figure.subfigures(len(ratios), 1, height_ratios=ratios, squeeze=False)[:, 0]
-        self._draw_convergence(figures[0])
+        count = 1 if draw_examples is None else 2
+        figure = new_figure((10, 3.2 * count))
+        figures = figure.subfigures(count, 1, squeeze=False)[:, 0]
+        self._draw_convergence(figures[0].subplots())
         if draw_examples is not None:
             draw_examples(figures[1])
         return figure
 
-    def _draw_convergence(self, figure: Any) -> None:
-        axes = figure.subplots(2, 2, sharex="col", sharey="row")
-        last = self.history[-1][0]
-        figure.suptitle(f"{self.task}: n = {last.num_examples}, λ = {last.lam:g}")
-        columns = (
-            ("effective passes", [c.passes for c, _ in self.history]),
-            ("seconds", [seconds for _, seconds in self.history]),
-        )
-        marker = "." if len(self.history) < 60 else None
-        bound = "" if all(c.exact for c, _ in self.history) else " (upper bound)"
-        relaxed = [_relaxation(c) for c, _ in self.history]
-        for (value, gap), (label, x) in zip(axes.T, columns, strict=True):
-            value.plot(x, [c.primal for c, _ in self.history], marker=marker, color="tab:red", label=f"primal{bound}")
-            below = [math.nan if c.relaxed else c.dual for c, _ in self.history]
-            value.plot(x, below, marker=marker, color="tab:blue", label="dual")
-            gaps = [c.gap if c.gap > 0.0 and not c.relaxed else math.nan for c, _ in self.history]
-            gap.plot(x, gaps, marker=marker, color="black", label="of the problem")
-            if any(relaxed):
-                below = [r.get("relaxed_dual", math.nan) for r in relaxed]
-                value.plot(x, below, color="tab:blue", linestyle=":", label="dual of the relaxation")
-                left = [r.get("relaxed_gap") or math.nan for r in relaxed]
-                gap.plot(x, left, color="black", linestyle=":", label="of the relaxation")
-                gap.legend()
-            if gap.dataLim.y1 > 0.0:  # a gap is known
-                gap.set_yscale("log")
-            gap.set_xlabel(label)
-            for axis in (value, gap):
-                axis.grid(alpha=0.3)
-        axes[0, 0].legend()
-        axes[0, 0].set_ylabel("objective")
-        axes[1, 0].set_ylabel(f"certified gap{bound}")
+    def _draw_convergence(self, axes: Any) -> None:
+        certificates, seconds = zip(*self.history, strict=True)
+        last = certificates[-1]
+        bound = "" if all(c.exact for c in certificates) else " (upper bound)"
+        dual = [math.nan if c.relaxed else c.dual for c in certificates]
+        primal = [c.primal for c in certificates]
+        marker = "o" if len(self.history) < 60 else None
+        axes.plot(seconds, primal, marker=marker, color="tab:red", label=f"primal{bound}")
+        axes.plot(seconds, dual, marker=marker, color="tab:blue", label="dual")
+        axes.fill_between(seconds, dual, primal, color="tab:gray", alpha=0.25, label="the optimum is in here")
+        if relaxed := [c for c, _ in self.history if _relaxation(c)]:
+            below = [_relaxation(c).get("relaxed_dual", math.nan) for c in certificates]
+            axes.plot(seconds, below, color="tab:blue", linestyle="--", label="dual of the relaxation")
+        if self.estimates:
+            at, value, estimate = zip(*self.estimates, strict=True)
+            axes.plot(at, [v + e for v, e in zip(value, estimate, strict=True)], ":", color="tab:red", label="estimate")
+            axes.plot(at, value, ":", color="tab:blue")
+        left = "" if relaxed else f", gap {100.0 * last.relative_gap:.2g} % of the primal"
+        axes.set(xlabel="seconds", ylabel="objective", title=f"{self.task}: n = {last.num_examples}{left}")
+        axes.legend()
+        axes.grid(alpha=0.3)
 
 
 def _objective(certificate: Certificate) -> dict[str, float | None]:
