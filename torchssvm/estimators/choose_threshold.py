@@ -90,7 +90,7 @@ def choose_thresholds(margins: np.ndarray, y: np.ndarray, times: np.ndarray | No
     if not by_label:
         return np.full(y.shape[1], cuts[(right / (predicted + positives)).argmax()])
     chosen, share = np.zeros(y.shape[1]), _SHARED / positives
-    for k in y.any(0).nonzero()[0]:
+    for k in np.flatnonzero(y.any(0)):
         own, hits, taken = _cuts(margins[:, k], y[:, k], weight[:, k])
         at = np.searchsorted(-cuts, -own)  # the common cut that takes the same decisions, or one more
         both = float((weight[:, k] * y[:, k]).sum()) + _SHARED
