@@ -30,9 +30,7 @@ def margins_of(structure: Any, potentials: Potentials) -> Tensor:
     """
     if not structure.pairwise:
         return potentials["unary"].double()
-    return margins_by_decoding(
-        structure, lambda given: structure.argmax(given)._replace(exact=True), potentials
-    )  # one decoding more for each label
+    return margins_by_decoding(structure, lambda given: structure.argmax(given)._replace(exact=True), potentials)
 
 
 def held_out_margins(
@@ -46,7 +44,7 @@ def held_out_margins(
     seed: int,
     progress: bool,
 ) -> np.ndarray:
-    """The margins of each example by a head that was trained on two thirds of the others, ``[n, K]``; at the same C.
+    """The margins of each example by a head that was trained on two thirds without it, ``[n, K]``, at the same C.
 
     The head stays as it is. ``times`` ``[n]`` says how often each example counts; None is once.
     """
