@@ -7,6 +7,17 @@ from collections.abc import Sequence
 
 from torchssvm.core.arguments import needs
 
+TASKS = {
+    "train": "train a tagger on a file of tokens",
+    "tag": "tag the tokens of a file",
+    "eval": "measure a tagger by a file",
+    "warm": "compile kernels ahead",
+}
+"""The commands that need no Lightning, and what they do."""
+
+FITTING = ("fit", "validate", "test", "predict")
+"""Lightning's, which read a configuration file."""
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line, ``torchssvm fit --config examples/ocr.yaml`` for instance; ``args`` replace the process's.
@@ -23,12 +34,16 @@ def main(args: Sequence[str] | None = None) -> None:
         from torchssvm import tag_files
 
         return tag_files.main(args)
-    if args in (["-h"], ["--help"]):
-        print("Give --help behind train, tag, eval or warm to read about them. The other commands are Lightning's:\n")
     if args[:1] == ["warm"]:
         from torchssvm import warm
 
         return warm.main(args[1:])
+    if args in (["-h"], ["--help"]):
+        return print(_commands())
+    if not args or not (args[0].startswith("-") or args[0] in FITTING):
+        print(f"torchssvm: {args[0]!r} is no command\n" if args else "torchssvm: give a command\n", file=sys.stderr)
+        print(_commands(), file=sys.stderr)
+        sys.exit(2)
     with needs("the command line needs Lightning: pip install 'torchssvm[lightning]'", "lightning", "jsonargparse"):
         import jsonargparse  # noqa: F401
         import lightning as L
@@ -50,6 +65,13 @@ def main(args: Sequence[str] | None = None) -> None:
         save_config_kwargs={"overwrite": True},
         args=args,
     )
+
+
+def _commands() -> str:
+    """All commands, a line each."""
+    lines = [f"  {name:<6} {what}" for name, what in TASKS.items()]
+    fitting = f"  {', '.join(FITTING)}: run a StructuredSVM by a configuration file, with Lightning"
+    return "\n".join(["usage: torchssvm COMMAND ...", "", *lines, fitting, "", "torchssvm COMMAND --help says more."])
 
 
 if __name__ == "__main__":

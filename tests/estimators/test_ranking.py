@@ -6,13 +6,15 @@ import pytest
 import sklearn
 import torch
 from scipy import sparse
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.utils.validation import validate_data
 
 from torchssvm import LinearRanking, Ranking, solve
 from torchssvm.datasets import RankedLists, ranking_scores
 from torchssvm.deployment import load_head
-from torchssvm.estimators import RankingSVC
-from torchssvm.structures.ranking import NDCG, PairSwaps
+from torchssvm.estimators import RankingSVC, ranking
+from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt
 
 RANDOM = np.random.default_rng(0)
 SIZES = RANDOM.integers(2, 7, 24)
@@ -128,11 +130,38 @@ def test_a_saved_model_scores_as_before(tmp_path):
         ({"qid": np.where(QID < 2, np.nan, QID)}, r"qid\[0\]=nan: give a query"),
         ({"qid": QID, "y": 0 * Y}, "no query with a relevant document"),
         ({"qid": QID, "sample_weight": np.ones(len(QID))}, "must hold 24 finite numbers"),
+        ({"qid": np.arange(len(QID)), "y": 1 + Y}, r"qid has one document in each of \d+ queries"),
+        ({"group": np.ones(len(QID), int), "y": 1 + Y}, r"group has one document in each of \d+ queries"),
+        ({"qid": QID, "y": QID + 1}, r"y has no query in which one order is better than another by NDCG"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, error):
     with pytest.raises(ValueError, match=error):
         model().fit(X, given.pop("y", Y), **given)
+
+
+def test_a_measure_that_no_order_changes_is_named():
+    deep = PrecisionAt(max(SIZES))
+    for guesses in (model(measure=deep), RankingSVC(measure=deep)):
+        with pytest.raises(ValueError, match=r"one order is better than another by PrecisionAt\(k="):
+            guesses.fit(X, Y, qid=QID)
+    once = np.flatnonzero(np.append(True, QID[1:] != QID[:-1]))
+    mixed = np.where(np.isin(np.arange(len(QID)), once), 1 + Y, Y)
+    assert model(measure=PairSwaps()).fit(X, mixed, qid=QID).certificate_.primal > 0.0
+
+
+def test_score_checks_its_input_once(monkeypatch):
+    fitted, counts = model().fit(X, Y, qid=QID), []
+    monkeypatch.setattr(
+        ranking, "validate_data", lambda *given, **kept: counts.append(1) or validate_data(*given, **kept)
+    )
+    scores = fitted.score(X, Y, qid=QID)
+    assert len(counts) == 1
+    assert 0.0 < scores < 1.0
+    with pytest.raises(ValueError, match="X has 2 features"):
+        fitted.score(X[:, :2], Y, qid=QID)
+    with pytest.raises(NotFittedError):
+        RankingSVC().score(X, Y, qid=QID)
 
 
 def test_parameters_are_checked():

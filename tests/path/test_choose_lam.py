@@ -9,12 +9,14 @@ import torch
 from cases.problem_data import Items
 from cases.problems import PROBLEMS, Problem, reference
 
-from torchssvm import Chain, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve
+from torchssvm import Chain, LinearRanking, Ranking, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve
 from torchssvm.core.batch import Part
+from torchssvm.datasets import PaddedDataset
 from torchssvm.path import HeldOutPoint, LamChoice
 from torchssvm.path.choose_lam import chosen_of
 from torchssvm.solvers import primal
 from torchssvm.solvers.evaluation import merge_evaluations
+from torchssvm.structures.ranking import PairSwaps
 
 LAMS = [1.0, 0.1, 0.3]
 KINDS = ["chain", "multiclass"]
@@ -307,6 +309,10 @@ def test_a_guess_needs_examples_and_features():
     for dataset in ([], iter([]), Items(problem)):
         with pytest.raises((TypeError, ValueError)):
             guess_lam(problem.head, dataset)
+    alike = torch.zeros(5, 3)  # documents of one grade: every order is right
+    lists = PaddedDataset(torch.ones(5, 3, 2), alike.long(), torch.full((5,), 3))
+    with pytest.raises(ValueError, match="no output with a loss"):
+        guess_lam(LinearRanking(2, structure=Ranking(PairSwaps())), lists)
 
 
 def test_a_score_cannot_change_the_head():

@@ -1,12 +1,14 @@
 """The commands train, tag and eval: from files to files, and errors of one line."""
 
 import io
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from torchssvm import cli
+from torchssvm.cli import FITTING, TASKS
 from torchssvm.deployment import load_model
 
 ENTITIES = """Anna B-PER
@@ -94,3 +96,22 @@ def test_errors_are_one_line(args, error, write, capsys, tmp_path, monkeypatch):
     assert error in shown
     assert shown.count("\n") == 1
     assert not Path("model.safetensors").exists()
+
+
+def test_all_commands_are_listed(capsys):
+    for given, status in ((["--help"], 0), (["-h"], 0), ([], 2), (["trian"], 2)):
+        try:
+            cli.main(given)
+            end = 0
+        except SystemExit as error:
+            end = error.code
+        shown = capsys.readouterr()
+        text = shown.err if status else shown.out
+        assert end == status
+        assert not (shown.out if status else shown.err)
+        assert ("'trian' is no command" in text) == (given == ["trian"])
+        for name in (*TASKS, *FITTING):
+            assert re.search(rf"\b{name}\b", text), (given, name)
+    table = (Path(__file__).parents[2] / "docs" / "install.md").read_text()
+    assert all(f"`torchssvm {name}`" in table for name in (*TASKS, FITTING[0]))
+    assert all(f"`{name}`" in table for name in FITTING[1:])

@@ -121,7 +121,7 @@ def test_forbidden_outputs_have_no_probability():
     assert float(value.detach()) == pytest.approx(-math.log(2.0))
     torch.testing.assert_close(scores.grad, torch.tensor([[[0.0, 0.0], [-0.5, 0.5]]]))
     assert float(Chain(2).log_prob(given, forbidden).detach()) == -torch.inf
-    assert float(Chain(2).entropy(given)) == pytest.approx(math.log(2.0))
+    assert float(Chain(2).entropy(given).detach()) == pytest.approx(math.log(2.0))
     assert bool((Chain(2).sample(given, 20)[:, :, 0] == 0).all())
     nothing = given.replace({"emission": torch.full((1, 2, 2), -torch.inf), "transition": torch.zeros(1, 2, 2)})
     with pytest.raises(ValueError, match="forbid every output"):
@@ -164,3 +164,18 @@ def test_batches_without_examples_have_no_likelihood_and_no_sample(structure):
     assert structure.log_prob(given, torch.zeros(0, 3, dtype=torch.int64)).shape == (0,)
     assert structure.entropy(given).shape == (0,)
     assert structure.sample(given, 2).shape == (0, 2, 3)
+
+
+def test_the_gradient_of_an_entropy_is_an_error_and_not_zero():
+    scores = torch.zeros(2, 3, 3, requires_grad=True)
+    given = Potentials({"emission": scores, "transition": torch.zeros(2, 3, 3)})
+    structure, target = Chain(3), torch.zeros(2, 3, dtype=torch.int64)
+    entropy = structure.entropy(given)
+    assert entropy.tolist() == pytest.approx([3.0 * math.log(3.0)] * 2)  # can be reported
+    with pytest.raises(RuntimeError, match="entropy has no gradient"):
+        (structure.log_prob(given, target) + 0.1 * entropy).sum().backward()
+    assert scores.grad is None
+    with torch.no_grad():
+        assert not structure.entropy(given).requires_grad
+    detached = Potentials({name: tensor.detach() for name, tensor in given.tensors.items()})
+    assert not structure.entropy(detached).requires_grad

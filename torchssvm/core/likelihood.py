@@ -26,13 +26,21 @@ def log_prob(structure: Any, potentials: Potentials, target: Any) -> Tensor:
     return once_differentiable(value, potentials, "log_prob")
 
 
-@torch.no_grad()
 def entropy(structure: Any, potentials: Potentials) -> Tensor:
-    """``log Z - <mu, theta>``, ``[B]`` float64."""
-    given = _in_float64(potentials)
-    whole = structure.marginals(given)
-    mean = conform(whole.parts, given, "marginals(potentials).parts")
-    return whole.log_partition - inner(mean, where_present(mean, given))
+    """``log Z - <mu, theta>``, ``[B]`` float64; its gradient, which needs covariances of parts, is an error."""
+    with torch.no_grad():
+        given = _in_float64(potentials)
+        whole = structure.marginals(given)
+        mean = conform(whole.parts, given, "marginals(potentials).parts")
+        value = whole.log_partition - inner(mean, where_present(mean, given))
+    trained = [tensor for tensor in potentials.tensors.values() if tensor.requires_grad]
+    if not trained or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return value
+    refuse = torch._C._functions.DelayedError(
+        "entropy has no gradient: leave it out of the loss, or call it under torch.no_grad() to report it",
+        1 + len(trained),
+    )
+    return refuse(value, *trained)[0]  # tensors that are trained make the value one of the graph
 
 
 def _in_float64(potentials: Potentials) -> Potentials:

@@ -414,7 +414,13 @@ class Structure(ABC):
         return log_prob(self, potentials, self.check_target(target, potentials))
 
     def entropy(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Tensor:
-        """``-sum_y P(y) log P(y)`` in nats, ``[B]`` float64, without a gradient; raises as :meth:`log_prob`."""
+        """``-sum_y P(y) log P(y)`` in nats, ``[B]`` float64; it has no gradient, and cannot be trained.
+
+        Raises:
+            RuntimeError: In backward, if potentials that need a gradient were given.
+            NotImplementedError: The structure has no marginals.
+            ValueError: A score is NaN or +inf.
+        """
         return entropy(self, as_potentials(potentials))
 
     def sample(

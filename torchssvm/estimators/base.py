@@ -52,7 +52,7 @@ from torchssvm.structures.weighted import WeightedExamples, WeightedHead
 
 MATRIX: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _OF_RUN = ("_run", "_encoded", "_data", "_adds")
-_MAY_CHANGE = ("C", "lam", "tol", "max_passes", "random_state", "verbose")
+_MAY_CHANGE = ("C", "lam", "tol", "max_passes", "random_state", "verbose", "threshold")
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 

@@ -18,7 +18,7 @@ FACTORS = (3.0, 1.0, 0.3, 0.1)
 
 PARTS = 3  # a third of the examples is held out
 _SMALL = 1000  # with fewer examples every third is held out once
-_COARSE = 0.05  # the gap at each lambda that is tried, as a share of the primal
+COARSE = 0.05  # the gap at each lambda that is tried, as a share of the primal
 _ERRORS = 3.0  # the guess is kept unless another lambda's micro F1 is higher by more than so many standard errors
 
 
@@ -49,7 +49,7 @@ def choose_from_guess(
             held_out,
             [factor * guess * scale for factor in FACTORS],
             score=score,
-            tolerance=Relative(max(_COARSE, tol)),
+            tolerance=Relative(max(COARSE, tol)),
             max_passes=max_passes,
             solver=Solver(seed=seed),
             progress=progress,

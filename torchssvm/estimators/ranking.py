@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.utils import check_X_y
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -68,19 +67,19 @@ class RankingSVC(StructuredEstimator):
                 of their first documents.
 
         Raises:
-            ValueError: A parameter is out of range, no query has a relevant document, or X, y, ``qid``,
-                ``group`` and the weights do not fit.
+            ValueError: A parameter is out of range, no query has a relevant document, every order of every query costs
+                the same, or X, y, ``qid``, ``group`` and the weights do not fit.
             TypeError: ``measure`` is no measure.
         """
         self._check_parameters()
         structure = Ranking(NDCG() if self.measure is None else self.measure)
         X, y, rows = self._queries(X, y, qid, group, reset=self._begins)
-        self.n_features_in_ = X.shape[1]
         times = None if sample_weight is None else times_of(sample_weight, len(rows))
         kept = _relevant(y, rows, structure.measure)
         self.n_left_out_ = int((~kept).sum())
         rows = [row for row, stays in zip(rows, kept, strict=True) if stays]
         rows, _, times, total = counted(rows, rows, None if times is None else times[kept])
+        _check_orders(y, rows, structure.measure, "qid" if group is None else "group")
         head: Any = LinearRanking(X.shape[1], structure=structure)
         head = head.double() if X.dtype == np.float64 else head
 
@@ -104,8 +103,9 @@ class RankingSVC(StructuredEstimator):
 
     def score(self, X: Any, y: Any, qid: Any = None, group: Any = None) -> float:
         """The mean NDCG@k of the queries that have a document of grade 1 or more; arguments as in :meth:`fit`."""
-        scores = self.predict(X)
+        check_is_fitted(self)
         X, y, rows = self._queries(X, y, qid, group)
+        scores = safe_sparse_dot(X, self.coef_, dense_output=True)
         rows = [row for row, kept in zip(rows, _relevant(y, rows, NDCG()), strict=True) if kept]
         grades = padded([y[row] for row in rows], -1)
         places = place_of(padded([scores[row] for row in rows], 0.0), grades >= 0)
@@ -125,11 +125,10 @@ class RankingSVC(StructuredEstimator):
         given = [which for which in (qid, group, column) if which is not None]
         if len(given) != 1:
             raise ValueError("give one of them, qid, group or a column qid of X: it says the query of each document")
-        self._check_names([X], reset)
         check_matrix(X)
         check_readable(y, "y")
         check_readable(given[0], "group" if group is not None else "qid")
-        X, y = check_X_y(X, y, estimator=self, y_numeric=True, **MATRIX)
+        X, y = validate_data(self, X, y, reset=reset, y_numeric=True, **MATRIX)
         if (wrong := ~((y >= 0) & (y == np.round(y)) & (y < 2**31))).any():
             row = int(wrong.argmax())
             raise ValueError(f"y[{row}]={y[row]}: grades are whole numbers, 0 or more")
@@ -163,3 +162,15 @@ def _relevant(y: np.ndarray, rows: list[np.ndarray], measure: RankingMeasure) ->
     if not relevant.any():
         raise ValueError("y has no query with a relevant document: no order is better than another")
     return relevant
+
+
+def _check_orders(y: np.ndarray, rows: list[np.ndarray], measure: RankingMeasure, name: str) -> None:
+    """Raise ValueError if no order of a query costs more than another."""
+    if max(map(len, rows)) < 2:
+        raise ValueError(f"{name} has one document in each of {len(rows)} queries: give all documents of a query")
+    for row in rows:
+        grades = torch.from_numpy(y[row])[None]
+        worst = measure.worst(torch.zeros(grades.shape, dtype=torch.float64), grades)
+        if float(measure.loss(worst, grades)) != 0.0:
+            return
+    raise ValueError(f"y has no query in which one order is better than another by {measure!r}: give other grades")

@@ -68,7 +68,8 @@ class StructuredSVM(Predicting):
     contain it. A ``GapBatchSampler`` in the training loader is bound to it; runs can then be resumed within an epoch.
 
     The features are frozen, always in evaluation mode and without gradients, unless ``joint=JointTraining()`` is given:
-    one optimizer first trains features and head together, then BCFW solves the head.
+    one optimizer first trains features and head together, then BCFW solves the head. They stay in evaluation mode after
+    a fit, as ``LightningModule.freeze()`` leaves a module: call ``features.train()`` before another module trains them.
 
     An epoch is n visits, whatever takes them, and ``max_epochs`` counts them. Where the compiled loop draws the
     examples, an epoch has about four batches without data, one where n is at most 10,000, and as many as the loader has

@@ -53,8 +53,10 @@ def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = No
     structure, fetch = find_structure(head, structure), fetcher(dataset)
     check_fits(head, structure, dataset)
     ratios = steps_to_fit(head, structure, (fetch([place]) for place in spread(n)))
+    if not ratios:
+        raise ValueError("dataset has no output with a loss among the examples that were looked at: give lam")
     if not 0.0 < sum(ratios) < math.inf:
-        raise ValueError("dataset has zero losses or features, or squares overflow: scale them, or give lam")
+        raise ValueError("dataset has features of zero, or their squares overflow: scale them, or give lam")
     return SHARE * sum(ratios) / len(ratios) / n
 
 
