@@ -33,14 +33,10 @@ def entropy(structure: Any, potentials: Potentials) -> Tensor:
         whole = structure.marginals(given)
         mean = conform(whole.parts, given, "marginals(potentials).parts")
         value = whole.log_partition - inner(mean, where_present(mean, given))
-    trained = [tensor for tensor in potentials.tensors.values() if tensor.requires_grad]
-    if not trained or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return value
-    refuse = torch._C._functions.DelayedError(
-        "entropy has no gradient: leave it out of the loss, or call it under torch.no_grad() to report it",
-        1 + len(trained),
-    )
-    return refuse(value, *trained)[0]  # tensors that are trained make the value one of the graph
+    message = "entropy has no gradient: leave it out of the loss, or call it under torch.no_grad() to report it"
+    return _Refusal.apply(message, value, *potentials.tensors.values())
 
 
 def _in_float64(potentials: Potentials) -> Potentials:
@@ -56,15 +52,25 @@ def once_differentiable(value: Tensor, potentials: Potentials, what: str) -> Ten
     """``value``, whose gradients are not differentiated again: the marginals in them would pass for constants."""
     if not value.requires_grad or transformed() or torch.compiler.is_compiling():
         return value
-    refuse = torch._C._functions.DelayedError(  # as torch.autograd.function.once_differentiable does
-        f"{what} has no second derivatives: use its gradient, create_graph=False", 1
-    )
-    tensors = list(potentials.tensors.values())
+    message = f"{what} has no second derivatives: use its gradient, create_graph=False"
 
     def hook(upstream: Tensor) -> Tensor | None:
         if not torch.is_grad_enabled():  # it is under create_graph=True
             return None
-        return refuse(upstream + 0.0 * torch.stack([tensor.sum() for tensor in tensors]).sum().to(upstream.dtype))
+        return _Refusal.apply(message, upstream, *potentials.tensors.values())
 
     value.register_hook(hook)
     return value
+
+
+class _Refusal(torch.autograd.Function):
+    """A value whose backward pass to some tensors is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, message: str, value: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.message = message
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        raise RuntimeError(ctx.message)
