@@ -49,9 +49,9 @@ class OracleResult:
         relaxed: Whether the outputs may lie outside of the hull of outputs.
         decoded: ``[B]`` bool, whether the max oracle was called; None if it was called for all.
         column: ``[B]`` int64, the column of ``Stored.atoms`` with this labeling, 0 if there is none; None if unknown.
-        read: ``hinge`` and ``bound`` on the CPU, if the max oracle has read them.
-        made: ``p(s_i) - p(y_i)`` if they were made to score the outputs; else None.
-        make: Makes them; None if they are not available.
+        read: ``hinge`` and ``bound`` on the CPU, if the max oracle has read them; else None.
+        made: The parts ``p(s_i) - p(y_i)``, if they were made to score the outputs; else None.
+        make: Makes these parts; None if they are not available.
     """
 
     labeling: Any
@@ -78,7 +78,7 @@ class OracleResult:
 
     @property
     def parts(self) -> Parts:
-        """``p(s_i) - p(y_i)``, made when they are first asked for."""
+        """The parts ``p(s_i) - p(y_i)``, made when they are first asked for."""
         if self.made is None:
             assert self.make is not None, "these outputs came without a way to make their parts"
             self.made = self.make()
@@ -94,12 +94,13 @@ class Decoding(NamedTuple):
 
     Attributes:
         labeling: One output for each example.
-        value: ``[B]``, the scores under the decoded potentials; None if they are to be computed from the parts. -inf
-            means that potentials of -inf forbid every output.
-        bound: ``[B]``, no output scores higher than this; None means that ``value`` is the maximum.
-        exact: Whether the labeling is a maximiser. An approximate oracle says False and gives its bound.
+        value: ``[B]``, the scores under the decoded potentials; -inf if potentials of -inf forbid every output. If it
+            is None, the scores are computed from the parts.
+        bound: ``[B]``, the upper bounds of the scores: no output scores higher. If it is None, ``value`` is the
+            maximum.
+        exact: Whether the labeling has the highest score. An approximate oracle says False and gives ``bound``.
         relaxed: Whether labelings may lie outside of the hull of outputs, such as a fractional vertex of a linear
-            program. Dual and certificates then belong to the relaxation.
+            program. The dual and certificates then belong to the relaxation.
 
     Example:
         >>> decoding = Multiclass(3).argmax(Potentials(torch.tensor([[0.0, 2.0, 1.0]])))
@@ -169,25 +170,27 @@ def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
 class Structure(ABC):
     """A kind of output: its parts, its loss, and its decoder.
 
-    A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``. Score and loss are linear in the parts:
-    ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``. All else has defaults,
-    which a subclass may replace:
+    A subclass defines ``argmax``, ``parts``, ``loss`` and ``loss_potentials``. Score and loss must be linear in the
+    parts: ``score(y) = <parts(y), potentials>`` and ``loss(y, t) = <parts(y), delta(t)> + constant(t)``. All other
+    methods have defaults. A subclass may replace these:
 
-    * ``check_target`` where targets have another form than labelings, or not all are outputs;
-    * ``enumerate`` for tests of small problems;
-    * ``augmented_argmax`` where the loss is not linear in the parts, or oracles are approximate;
-    * ``padding``, ``places`` and ``resize`` where outputs of a batch differ in size;
-    * ``signed`` where parts may be negative, and ``known_scores`` where a part of the scores is not learned;
-    * ``marginals`` for ``SoftmaxMargin``, ``log_prob`` and ``entropy``;
-    * ``task_loss``, ``by_position`` and ``unit`` for evaluation and messages;
-    * ``relative_scores`` and ``mean_difference`` where a storage of labelings should be faster.
+    * ``check_target``, if targets have another form than labelings, or if some targets are not outputs;
+    * ``enumerate``, to test small problems;
+    * ``augmented_argmax``, if the loss is not linear in the parts, or if the oracle is approximate;
+    * ``padding``, ``places`` and ``resize``, if the outputs of a batch differ in size;
+    * ``signed``, if parts may be negative;
+    * ``known_scores``, if a part of the scores is not learned;
+    * ``marginals``, for ``SoftmaxMargin``, ``log_prob`` and ``entropy``;
+    * ``task_loss``, ``by_position`` and ``unit``, for evaluation and messages;
+    * ``relative_scores`` and ``mean_difference``, to make a storage of labelings faster.
 
-    ``decode``, ``log_prob``, ``entropy``, ``sample``, ``max_marginals``, ``plain_decoder`` and ``same_as`` are called,
-    and seldom replaced.
+    Users call the others: ``decode``, ``log_prob``, ``entropy``, ``sample``, ``max_marginals``, ``plain_decoder`` and
+    ``same_as``. A subclass seldom replaces them.
 
-    ``decode`` takes any output of a head: :class:`Potentials`, a tensor, or tensors by name. It refuses scores that are
-    NaN or +inf, as training and certificates do; -inf forbids a part. Oracles of a subclass get :class:`Potentials`.
-    ``check_target`` gets the user's target, and the other methods get the target that it returned.
+    ``decode`` takes any output of a head: :class:`Potentials`, a tensor, or tensors by name. A score of -inf forbids a
+    part. ``decode``, training and certificates refuse scores that are NaN or +inf. The methods of a subclass that
+    decode get :class:`Potentials`. ``check_target`` gets the target that the user gives. All other methods get the
+    target that ``check_target`` returned.
 
     Example:
         >>> from torchssvm.core.structure import Decoding
@@ -205,10 +208,10 @@ class Structure(ABC):
     """
 
     padding: int = -1
-    """The padding value of labelings."""
+    """The value that stands in labelings beyond the size of an example."""
 
     unit: str = "token"
-    """Name of one position of a labeling, used in error messages."""
+    """What messages call one position of a labeling, such as a token or a node."""
 
     _quick_to_decode: bool = False
     """Whether decoding takes no longer than the rest of a step; labelings are then not reused."""
@@ -242,37 +245,39 @@ class Structure(ABC):
 
     @abstractmethod
     def argmax(self, potentials: Potentials) -> Decoding | Labeling:
-        """The highest-scoring output of every example.
+        """The output with the highest score, for every example.
 
         Args:
-            potentials: The batch; ``potentials.single`` is its only tensor, ``potentials["name"]`` one of several,
-                ``potentials.lengths`` the lengths.
+            potentials: The batch. ``potentials.single`` is its tensor if there is only one, ``potentials["name"]`` is
+                one of several tensors, and ``potentials.lengths`` are the lengths.
 
         Returns:
-            A labeling (taken as exact), or a :class:`Decoding`.
+            A :class:`Decoding`, or only a labeling, which is then taken as exact.
         """
 
     @abstractmethod
     def parts(self, labeling: Labeling) -> Tensor | Mapping[str, Tensor]:
-        """The parts of ``labeling``, shaped like the potentials; zero where an example is padded."""
+        """The parts of ``labeling``, shaped like the potentials. They must be zero in the padding."""
 
     @abstractmethod
     def loss(self, labeling: Labeling, target: Labeling) -> Tensor:
-        """Task loss of ``labeling`` against ``target``: ``[B]``, non-negative, zero where they are equal."""
+        """The loss of ``labeling`` against ``target``, ``[B]``: zero if the two are equal, and never negative."""
 
     @abstractmethod
     def loss_potentials(self, target: Labeling) -> tuple[Tensor | Mapping[str, Tensor], Tensor]:
         """The loss as potentials: ``(delta, constant)`` with ``loss(y, target) = <parts(y), delta> + constant``.
 
-        ``delta`` is shaped like the potentials (names left out are zero); ``constant`` is ``[B]``. A structure that
-        overrides ``augmented_argmax`` may raise NotImplementedError: the losses of its blocks are then not compared.
+        ``delta`` is shaped like the potentials, and ``constant`` is ``[B]``. Names that ``delta`` leaves out are zero.
+        A structure that overrides ``augmented_argmax`` may raise NotImplementedError. Certificates then do not compare
+        the losses of its blocks.
         """
 
     @gated
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding | Labeling:
-        """The output with the highest ``score + loss`` of every example: the max oracle of training.
+        """The output with the highest ``score + loss``, for every example: the max oracle of training.
 
-        A :class:`Decoding`'s value and bound include the loss. The default decodes ``potentials + loss_potentials``.
+        The default decodes ``potentials + loss_potentials``. If you return a :class:`Decoding`, its ``value`` and its
+        ``bound`` include the loss.
         """
         delta, constant = loss_by_name(self, target, potentials)
         return shifted(as_decoding(self.argmax(augmented(potentials, delta))), constant.to(torch.float64))
@@ -302,26 +307,28 @@ class Structure(ABC):
         return -mean, sizes
 
     def known_scores(self, potentials: Potentials) -> Parts | None:
-        """Fixed scores, shaped like the potentials, that are added wherever outputs are decoded; None by default.
+        """Scores that are not learned, shaped like the potentials; None by default.
 
-        The potentials stay linear in the weights: ``check_target`` keeps fixed scores with the target, and ``loss`` and
-        ``loss_potentials`` include them. A loss may then be negative; the largest loss plus score is not.
+        They are added wherever outputs are decoded. The potentials do not include them, and so stay linear in the
+        weights. In training, ``check_target`` keeps known scores with the target, and ``loss`` and ``loss_potentials``
+        include them. A loss may then be negative, but the largest sum of loss and score is not.
         """
         return None
 
     def task_loss(self, labeling: Labeling, target: Labeling) -> Tensor:
-        """The loss that evaluates predictions, ``[B]``: the training loss without known scores."""
+        """The loss by which predictions are evaluated, ``[B]``. It is the training loss without known scores."""
         return self.loss(labeling, target)
 
     def by_position(self, labeling: Labeling) -> Labeling:
-        """The tensors that :func:`torchssvm.evaluate` compares position by position; by default the labeling."""
+        """What :func:`torchssvm.evaluate` compares position by position; by default the labeling itself."""
         return labeling
 
     def plain_decoder(self) -> nn.Module | None:
-        """A module ``(tensors, lengths) -> labelings`` of plain torch operators, which torch can export and compile.
+        """A module that decodes by plain torch operators, so that torch can export and compile it.
 
-        Its attribute ``ragged`` says whether examples have lengths. None means that ``decode`` itself is traced, as for
-        a subclass that defines ``argmax`` or ``decode``.
+        It takes ``(tensors, lengths)`` and returns labelings. Its attribute ``ragged`` says whether examples have
+        lengths. If the method returns None, torch traces ``decode`` itself: for example if a subclass defines
+        ``argmax`` or ``decode``.
 
         Raises:
             TypeError: Plain operators cannot decode the structure.
@@ -342,10 +349,13 @@ class Structure(ABC):
         return None
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """Masks of the real entries of tensors that are padded otherwise than ``ragged`` says; none by default.
+        """Masks that say which entries of the potentials are real and which are padding; none by default.
+
+        They are for tensors whose padding ``potentials.ragged`` does not describe.
 
         Returns:
-            Bool by name, which broadcasts to the tensor; ``ragged`` describes tensors that are left out.
+            A bool tensor by name, True at real entries; it broadcasts to the potentials. ``ragged`` describes the
+            tensors that are left out.
         """
         return {}
 
@@ -353,11 +363,11 @@ class Structure(ABC):
         """Raise ValueError unless the potentials have the names and shapes that outputs of this structure need."""
 
     def signed(self, name: str) -> bool:
-        """Whether outputs may have negative parts for these potentials; scores of -inf are then refused too."""
+        """Whether parts of this name may be negative. Scores of -inf are then refused too."""
         return False
 
     def same_as(self, other: Structure) -> bool:
-        """Whether ``other`` has the same class and the same ``repr``."""
+        """Whether ``other`` is the same structure: it has the same class and the same ``repr``."""
         return type(self) is type(other) and repr(self) == repr(other)
 
     def _extends(self, other: Structure) -> bool:
@@ -374,7 +384,10 @@ class Structure(ABC):
 
     @torch.no_grad()
     def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Labeling:
-        """The highest-scoring output of every example, from what a head returned.
+        """The prediction: the output with the highest score, for every example.
+
+        Args:
+            potentials: What a head returned.
 
         Raises:
             ValueError: A score is NaN or +inf.
@@ -386,10 +399,12 @@ class Structure(ABC):
         return self.argmax(potentials)
 
     def marginals(self, potentials: Potentials) -> Marginals:
-        """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of ``SoftmaxMargin``; optional.
+        """The mean parts under the distribution ``P(y) = exp(score(y)) / Z``, for ``SoftmaxMargin``.
+
+        A structure need not have this expectation oracle.
 
         Raises:
-            NotImplementedError: The structure has none.
+            NotImplementedError: The structure has no expectation oracle.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no expectation oracle: define marginals(potentials), or train with BCFW"
@@ -401,10 +416,16 @@ class Structure(ABC):
         return Marginals(parts=parts, log_partition=inner(parts, where_present(parts, potentials)))
 
     def log_prob(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:
-        """``log P(target) = score(target) - log Z``, from what a head returned; with hidden parts, of all that agree.
+        """The log-probability of the target: ``log P(target) = score(target) - log Z``.
+
+        If the target has hidden parts, it is the log-probability of all outputs that agree with the target.
+
+        Args:
+            potentials: What a head returned.
+            target: As in training.
 
         Returns:
-            ``[B]`` float64, with a gradient: the target's parts less the marginals. It has no second derivatives.
+            ``[B]`` float64, with a gradient: the target's parts minus the marginals. There are no second derivatives.
 
         Raises:
             NotImplementedError: The structure has no marginals.
@@ -414,7 +435,7 @@ class Structure(ABC):
         return log_prob(self, potentials, self.check_target(target, potentials))
 
     def entropy(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Tensor:
-        """``-sum_y P(y) log P(y)`` in nats, ``[B]`` float64; it has no gradient, and cannot be trained.
+        """The entropy ``-sum_y P(y) log P(y)`` in nats, ``[B]`` float64; it has no gradient, and cannot be trained.
 
         Raises:
             RuntimeError: In backward, if potentials that need a gradient were given.
@@ -429,14 +450,14 @@ class Structure(ABC):
         n: int = 1,
         generator: torch.Generator | None = None,
     ) -> Labeling:
-        """``n`` independent outputs of every example, drawn from P.
+        """Draw ``n`` independent outputs from P, for every example.
 
-        Chains, trees, forests, classes, arborescences and hidden states have it.
+        Chains, trees, forests, classes, arborescences and hidden states have a sampler.
 
         Args:
             potentials: What a head returned.
-            n: How many, at least 1.
-            generator: The source of random numbers, on the device of the potentials; None is torch's.
+            n: How many outputs to draw, at least 1.
+            generator: The source of random numbers, on the device of the potentials; None is torch's default.
 
         Returns:
             ``[B, n, ...]`` int64, each as :meth:`decode` gives it.
@@ -464,20 +485,22 @@ class Structure(ABC):
 
     @gated
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Margins as confidences: the best score of an output with a part, minus the best score without it.
+        """The margin of each part, which says how sure the decoder is of it.
 
-        Parts are the states of positions, frames, nodes or labels, edges, or decisions that are 0 or 1. Parts of the
-        best output have margins of at least 0, other parts at most 0; 0 is a tie. A part that no output can have has
-        ``-inf``, and a part of all outputs has ``inf``. Margins are exact. Chains, segments, trees, forests, classes
-        and label sets without pairs compute them directly; other structures decode once more for each part. Rankings
-        have none.
+        It is the best score of an output with the part, minus the best score of an output without the part. Parts are
+        the states of positions, frames, nodes or labels, edges, or decisions that are 0 or 1.
+
+        * Parts of the best output have margins of at least 0. Other parts have at most 0. A margin of 0 is a tie.
+        * A part that no output can have has the margin ``-inf``. A part that all outputs have has ``inf``.
+        * Margins are exact. Chains, segments, trees, forests, classes and label sets without pairs compute them
+          directly. Other structures decode once more for each part. Rankings have no margins.
 
         Returns:
-            Float64, shaped like the first potentials; 0 in the padding, and NaN where scores of ``-inf`` forbid every
-            output.
+            Float64, shaped like the first potentials. It is 0 in the padding, and NaN if scores of ``-inf`` forbid
+            every output.
 
         Raises:
-            TypeError: The structure has none.
+            TypeError: The structure has no margins.
             ValueError: Decoding was not exact, or a part is neither absent nor present.
         """
         return margins_by_decoding(self, lambda given: as_decoding(self.argmax(given)), potentials)
@@ -510,10 +533,10 @@ class Structure(ABC):
         return {name: tensor + difference[name] for name, tensor in parts.items()}
 
     def relative_scores(self, labelings: Labeling, target: Labeling, potentials: Potentials) -> Tensor:
-        """Scores of cached labelings of every example, minus the target's: ``<p(y) - p(y_i), theta_i>``.
+        """Scores of cached labelings minus the score of the target: ``<p(y) - p(y_i), theta_i>``.
 
         Args:
-            labelings: As ``argmax`` returns them, with an axis of C labelings after the batch: ``[B, C, ...]``.
+            labelings: C labelings of every example, ``[B, C, ...]``. Each is as ``argmax`` returns it.
 
         Returns:
             ``[B, C]`` float64.
@@ -525,10 +548,10 @@ class Structure(ABC):
         return torch.stack(columns, 1)
 
     def mean_difference(self, labelings: Labeling, mass: Tensor, target: Labeling, potentials: Potentials) -> Parts:
-        """``sum_c mass_c (p(y_c) - p(y_i))`` in the shapes and the dtype of ``potentials``.
+        """The sum ``sum_c mass_c (p(y_c) - p(y_i))``, in the shapes and the dtype of ``potentials``.
 
         Args:
-            labelings: ``[B, C, ...]``, as in :meth:`relative_scores`.
+            labelings: The outputs y_c, ``[B, C, ...]``, as in :meth:`relative_scores`.
             mass: ``[B, C]`` float64, of any sign.
         """
         total = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
@@ -549,9 +572,9 @@ class Structure(ABC):
         return inner(self._difference(decoding.labeling, target, potentials), potentials.tensors).clamp(min=0.0)
 
     def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
-        """Stored labelings ``[B, C, ...]`` with the padding of this batch's ``target``.
+        """Fit stored labelings ``[B, C, ...]`` to this batch, which is padded like ``target``.
 
-        The default crops every tensor to the shape of the target's, or fills it up with ``padding``.
+        The default crops every tensor to the shape of the target's tensor, or fills it up with ``padding``.
 
         Raises:
             ValueError: The target has another number of tensors or axes than the labelings.
@@ -563,9 +586,9 @@ class Structure(ABC):
 
     @_with_potentials
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
-        """The target in the form that ``parts`` and ``loss`` take.
+        """Check the user's target, and return it in the form that ``parts`` and ``loss`` take.
 
-        The default takes tensors with the batch as first axis, whose ``loss(target, target)`` is zero.
+        The default accepts tensors whose first axis is the batch, if ``loss(target, target)`` is zero.
 
         Raises:
             TypeError: The target holds no tensor, or one that is sparse, complex or on the meta device.
@@ -583,8 +606,8 @@ class Structure(ABC):
     def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
         """All outputs of a small problem, for tests and ``torchssvm.check``; None by default.
 
-        It yields labelings of the whole batch, as ``argmax`` returns them. Every example must get each of its outputs
-        at least once.
+        It yields labelings of the whole batch, as ``argmax`` returns them. Each output of every example must occur at
+        least once.
         """
         return None
 
