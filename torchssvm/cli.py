@@ -16,7 +16,7 @@ def main(args: Sequence[str] | None = None) -> None:
     missing.
 
     ``torchssvm warm`` compiles kernels, see :func:`torchssvm.warm.main`; ``torchssvm train``, ``tag`` and ``eval`` are
-    for files of tokens, see :mod:`torchssvm.tag_files`. They need neither.
+    for files of tokens, see :mod:`torchssvm.tag_files`; ``torchssvm info`` says what is installed. They need neither.
     """
     args = sys.argv[1:] if args is None else list(args)
     if args[:1] in (["train"], ["tag"], ["eval"]):
@@ -24,11 +24,15 @@ def main(args: Sequence[str] | None = None) -> None:
 
         return tag_files.main(args)
     if args in (["-h"], ["--help"]):
-        print("Give --help behind train, tag, eval or warm to read about them. The other commands are Lightning's:\n")
+        print("Give --help behind train, tag, eval, warm or info to read about one. Other commands are Lightning's:\n")
     if args[:1] == ["warm"]:
         from torchssvm import warm
 
         return warm.main(args[1:])
+    if args[:1] == ["info"]:
+        from torchssvm import info
+
+        return info.main(args[1:])
     with needs("the command line needs Lightning: pip install 'torchssvm[lightning]'", "lightning", "jsonargparse"):
         import jsonargparse  # noqa: F401
         import lightning as L

@@ -16,7 +16,7 @@ import torchssvm
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 ROOMS = (
     *("core.structure", "core.marginals", "core.ranks", "steps", "path"),
-    *("solvers", "solvers.check", "solvers.gdmm", "solvers.kernel"),
+    *("info", "solvers", "solvers.check", "solvers.gdmm", "solvers.kernel"),
     *("structures.arborescence", "structures.chain", "structures.decisions", "structures.graph_cut"),
     *("structures.matching", "structures.multilabel", "structures.pairwise_graph", "structures.pose"),
     *("structures.ranking", "structures.slack_rescaling"),
@@ -64,6 +64,7 @@ RETURNED = {
 # Of rooms without a list of names.
 OF_MODULES = {
     "torchssvm.core.structure": ("Decoding",),
+    "torchssvm.info": ("describe_installation",),
     "torchssvm.core.marginals": ("Marginals",),
     "torchssvm.core.ranks": ("RankError",),
     "torchssvm.solvers.check": ("CheckReport",),
