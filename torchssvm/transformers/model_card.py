@@ -91,7 +91,8 @@ def _certificate(tagger: Any) -> str:
         f"The head was trained on the encoder's features of {solved['num_examples']:,} sentences.\n\n"
         "| λ | primal | dual | gap |\n| --- | --- | --- | --- |\n"
         f"| {solved['lam']:.6g} | {solved['primal']:.6g} | {solved['dual']:.6g} | {solved['gap']:.6g} |\n\n"
-        f"The primal is the objective of the head, and no head has one below the dual: the gap is {100 * share:.3g} % of it."
+        "The primal is the objective of the head, and no head has one below the dual. "
+        f"The gap is {100 * share:.3g} % of the primal."
     )
     if solved["score"] is None:
         return text
