@@ -43,7 +43,7 @@ certificate = solve(LinearChain(128, 26), words, lam=1.0)
 assert 0.0 <= certificate.gap <= 0.01 * certificate.primal, certificate
 """
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-(TEN_LINES,) = re.findall(r"## Ten lines\n+```python\n(.*?)```", README, re.DOTALL)
+TEN_LINES = re.findall(r"## Ten lines\n+```python\n(.*?)```", README, re.DOTALL)[0]
 
 # What shows that the extra's feature works. Without the extra each of these must fail.
 CHECKS = {

@@ -228,7 +228,9 @@ class StructuredTagger(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LinearChain):
-            module.reset_parameters()
+            for weights in module.parameters():
+                if not getattr(weights, "_is_hf_initialized", False):  # transformers 5.0 asks for loaded ones too
+                    nn.init.zeros_(weights)
 
     def train(self, mode: bool = True) -> StructuredTagger:
         """As in torch; frozen layers of the encoder stay in evaluation mode."""
