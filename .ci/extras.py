@@ -3,15 +3,16 @@
     python .ci/extras.py DIST [--only EXTRA ...]
 
 DIST holds one wheel and one source distribution. The first environment has the wheel and the packages it requires:
-there a small problem is trained by the compiled loop, and no extra's feature works. Every extra goes into a copy of
-that environment (hard links, so a copy takes a second), where its feature must work. Prints a table of what each
-takes on disk, and fails with the first error. An extra without an entry in ``CHECKS`` is an error.
+there ``torchssvm info`` and README's ten lines run, the compiled loop trains, and no extra's feature works. Every extra
+goes into a copy of that environment (hard links, so a copy takes a second), where its feature must work. Prints a table
+of what each takes on disk, and fails with the first error. An extra without an entry in ``CHECKS`` is an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CORE = """
+import subprocess
+import sys
+from pathlib import Path
+
+for command in ([sys.executable, "-m", "torchssvm"], [str(Path(sys.executable).with_name("torchssvm"))]):
+    told = subprocess.run([*command, "info"], check=True, capture_output=True, text=True).stdout
+    assert told.startswith("torchssvm ") and "stock Numba: no" in told, told
+
 from torchssvm import CompiledBCFW, LinearChain, make_trainer, solve
 from torchssvm.datasets import OCR
 
@@ -33,6 +42,8 @@ assert isinstance(make_trainer(LinearChain(128, 26), words, lam=1.0), CompiledBC
 certificate = solve(LinearChain(128, 26), words, lam=1.0)
 assert 0.0 <= certificate.gap <= 0.01 * certificate.primal, certificate
 """
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TEN_LINES = re.findall(r"## Ten lines\n+```python\n(.*?)```", README, re.DOTALL)[0]
 
 # What shows that the extra's feature works. Without the extra each of these must fail.
 CHECKS = {
@@ -289,7 +300,7 @@ def main() -> None:
         made = Environments(Path(folder), wheel)
         made.make_core(wheel)
         required = size(made.core)
-        if error := made.use(made.core, CORE):  # compiles; the copies share the compiled kernels
+        if error := made.use(made.core, CORE + TEN_LINES):  # compiles; the copies share the compiled kernels
             raise SystemExit(f"the wheel alone: {error}")
         from_source = made.copy("source")
         made.install(from_source, str(source), "--force-reinstall", "--no-deps", "--no-build-isolation")

@@ -12,6 +12,7 @@ TASKS = {
     "tag": "tag the tokens of a file",
     "eval": "measure a tagger by a file",
     "warm": "compile kernels ahead",
+    "info": "say what is installed, and what it runs on",
 }
 """The commands that need no Lightning, and what they do."""
 
@@ -27,7 +28,7 @@ def main(args: Sequence[str] | None = None) -> None:
     missing.
 
     ``torchssvm warm`` compiles kernels, see :func:`torchssvm.warm.main`; ``torchssvm train``, ``tag`` and ``eval`` are
-    for files of tokens, see :mod:`torchssvm.tag_files`. They need neither.
+    for files of tokens, see :mod:`torchssvm.tag_files`; ``torchssvm info`` says what is installed. They need neither.
     """
     args = sys.argv[1:] if args is None else list(args)
     if args[:1] in (["train"], ["tag"], ["eval"]):
@@ -38,6 +39,10 @@ def main(args: Sequence[str] | None = None) -> None:
         from torchssvm import warm
 
         return warm.main(args[1:])
+    if args[:1] == ["info"]:
+        from torchssvm import info
+
+        return info.main(args[1:])
     if args in (["-h"], ["--help"]):
         return print(_commands())
     if not args or not (args[0].startswith("-") or args[0] in FITTING):

@@ -13,6 +13,7 @@ from torchssvm.core.gradients import cheap_adjoint, gram_product, per_example_ad
 from torchssvm.core.potentials import Parts, as_potentials
 
 F, K, N = 3, 4, 5
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 class Bare(nn.Module):
@@ -208,5 +209,6 @@ def test_the_head_can_be_compiled_and_exported(before):
         head(x)
     torch._dynamo.reset()
     assert torch.equal(torch.compile(head, backend="eager", fullgraph=True)(x), head.inside(x))
-    for strict in (True, False):
+    # Before torch 2.8, the strict export takes no module with a hook.
+    for strict in (True, False) if TORCH >= (2, 8) else (False,):
         assert torch.equal(torch.export.export(head, (x,), strict=strict).module()(x), head.inside(x))

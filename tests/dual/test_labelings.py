@@ -120,7 +120,7 @@ def test_trajectories_are_those_of_explicit_duals(direction, capacity, seed, kin
 def test_the_rest_is_an_atom_like_others(direction):
     """Labelings leave all the time; pairwise and away steps take the mass of the rest, and corrective gives it back."""
     rule = Watched(direction())
-    problem = multiclass(2, n=3, classes=6, features=3, lam=0.05)
+    problem = multiclass(4, n=3, classes=6, features=3, lam=0.05)
     training = problem.train(storage=Labelings(1), direction=rule)
     storage, taken, given_back = training.dual.storage, 0, 0
     for step in range(200):

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pkgutil
 import re
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torchssvm
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 ROOMS = (
     *("core.structure", "core.marginals", "core.ranks", "steps", "path"),
-    *("solvers", "solvers.check", "solvers.gdmm", "solvers.kernel"),
+    *("info", "solvers", "solvers.check", "solvers.gdmm", "solvers.kernel"),
     *("structures.arborescence", "structures.chain", "structures.decisions", "structures.graph_cut"),
     *("structures.matching", "structures.multilabel", "structures.pairwise_graph", "structures.pose"),
     *("structures.ranking", "structures.slack_rescaling"),
@@ -64,6 +65,7 @@ RETURNED = {
 # Of rooms without a list of names.
 OF_MODULES = {
     "torchssvm.core.structure": ("Decoding",),
+    "torchssvm.info": ("describe_installation",),
     "torchssvm.core.marginals": ("Marginals",),
     "torchssvm.core.ranks": ("RankError",),
     "torchssvm.solvers.check": ("CheckReport",),
@@ -172,6 +174,14 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     packages = {*PACKAGES, *map("torchssvm.{}".format, ROOMS)}
     listed = [name for name in in_the_reference() if name.rsplit(".", 1)[0] in packages]
     assert sorted(listed) == sorted(NAMES)
+
+
+def test_every_name_in_the_reference_can_be_imported() -> None:
+    if any(importlib.util.find_spec(each) is None for each in ("lightning", "transformers")):
+        pytest.skip("the names of torchssvm.lightning and torchssvm.transformers need these packages")
+    names = in_the_reference()
+    assert len(names) > 200
+    assert not [name for name in names if pkgutil.resolve_name(name) is None]
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:

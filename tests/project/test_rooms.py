@@ -28,7 +28,9 @@ MAY_IMPORT = {
     "models": {"core", "structures", "datasets"},
     "warm": {"compiler", "core", "structures", "solvers"},
     "tag_files": {"core", "datasets", "deployment", "estimators"},
-    "cli": {"core", "lightning", "warm", "tag_files"},
+    "info": {"compiler", "warm"},
+    "cli": {"core", "lightning", "warm", "tag_files", "info"},
+    "__main__": {"cli"},
 }
 """From the ground up. A structure knows nothing of duals; only ``lightning`` and the data modules import Lightning."""
 

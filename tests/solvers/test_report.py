@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 from dataclasses import replace
@@ -57,7 +58,7 @@ def test_the_files(report, tmp_path):
     report.write(tmp_path / "new" / "folder", drawn.append)
     content = json.loads((tmp_path / "new" / "folder" / "report.json").read_text())
     assert set(KEYS) <= content.keys()
-    assert content["versions"]["torch"] == torch.__version__
+    assert content["versions"]["torch"] == importlib.metadata.version("torch")
     picture = (tmp_path / "new" / "folder" / "convergence.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(drawn) == 1

@@ -96,7 +96,7 @@ def with_sets(items, share=0.5):
     for item in items:
         sets = [
             [state == label or (state == 0 <= label and hit) for state in range(5)]
-            for label, hit in zip(item["labels"], random.random(len(item["labels"])) < share, strict=True)
+            for label, hit in zip(item["labels"], (random.random(len(item["labels"])) < share).tolist(), strict=True)
         ]
         result.append({**item, "labels": sets})
     return result

@@ -118,7 +118,7 @@ class Potentials:
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths = apart(lengths) if min_length is None else lengths
-        if not isinstance(ragged, Mapping | None):
+        if ragged is not None and not isinstance(ragged, Mapping):  # torch 2.6 cannot trace `Mapping | None`
             raise TypeError(f'ragged={ragged!r} must be a mapping such as {{"emission": 1}}')
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
@@ -243,9 +243,8 @@ def as_potentials(value: Potentials | Tensor | Mapping[str, Tensor]) -> Potentia
     """Accept any output of a head: Potentials, a tensor, or named tensors."""
     if isinstance(value, Potentials):
         return value
-    return Potentials(
-        check_type(value, Tensor | Mapping, "potentials", "Potentials or tensors, as a head returns them")
-    )
+    tensors = (Tensor, Mapping)  # torch 2.6 cannot trace `Tensor | Mapping`
+    return Potentials(check_type(value, tensors, "potentials", "Potentials or tensors, as a head returns them"))
 
 
 def as_parts(value: Tensor | Mapping[str, Tensor], argument: str = "parts") -> Parts:

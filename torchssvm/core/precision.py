@@ -135,11 +135,14 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     ``[..., F]`` and ``[K, F]`` give ``[..., K]``; a weight ``[F]`` gives ``[...]``.
     """
     context = full_precision(x.device)
+    if torch.compiler.is_compiling():  # torch 2.6 cannot trace the comparison
+        with context:
+            return nn.functional.linear(x, weight)
     if context is _NOTHING:  # and so it will be in the backward pass
         with torch_threads(x.numel() * (len(weight) if weight.ndim == 2 else 1)):
             return nn.functional.linear(x, weight)
     differentiable = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if differentiable and not transformed() and not torch.compiler.is_compiling():
+    if differentiable and not transformed():
         return _Product.apply(x, weight)
     with context:
         return nn.functional.linear(x, weight)

@@ -161,7 +161,8 @@ def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def call(self: Structure, *args: Any, **kwargs: Any) -> None:
-        with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+        # Before torch 2.8, get_default_device() does not see a context `with torch.device("meta")`.
+        with torch.device("cpu") if torch.empty(0).is_meta else nullcontext():
             init(self, *args, **kwargs)
 
     return call

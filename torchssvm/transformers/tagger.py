@@ -25,19 +25,8 @@ from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.chain.transitions import Transitions
 from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.transformers.batches import NO_WORD, Span, Words, collate, tag_texts, words_of
+from torchssvm.transformers.model_card import note_solved, write_card
 from torchssvm.transformers.solving import Solved, calibrate, solve_head
-
-README = """# A structured tagger
-
-Transformers knows its model type after an import of `torchssvm.transformers`:
-
-```python
-import torchssvm.transformers  # pip install "torchssvm[transformers]"
-from transformers import AutoModelForTokenClassification
-
-tagger = AutoModelForTokenClassification.from_pretrained("path of this folder")
-```
-"""
 
 
 class StructuredTaggerConfig(PretrainedConfig):
@@ -197,11 +186,12 @@ class StructuredTagger(PreTrainedModel):
         return cls(config, encoder).eval()  # as from_pretrained leaves the encoder
 
     def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
-        """As in ``transformers``, with a README.md that says what to import for loading, where the folder has none."""
-        page = Path(save_directory, "README.md")
-        if options.get("is_main_process", True) and not Path(save_directory).is_file() and not page.exists():
-            page.parent.mkdir(parents=True, exist_ok=True)
-            page.write_text(README, encoding="utf-8")
+        """As in ``transformers``, with a model card, README.md, unless the folder has one that you wrote or edited.
+
+        The card says how to load the tagger, and has the certificate of the last :meth:`solve` if its weights are kept.
+        """
+        if options.get("is_main_process", True) and not Path(save_directory).is_file():
+            write_card(self, save_directory)
         super().save_pretrained(save_directory, *args, **options)
 
     @classmethod
@@ -238,7 +228,9 @@ class StructuredTagger(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LinearChain):
-            module.reset_parameters()
+            for weights in module.parameters():
+                if not getattr(weights, "_is_hf_initialized", False):  # transformers 5.0 asks for loaded ones too
+                    nn.init.zeros_(weights)
 
     def train(self, mode: bool = True) -> StructuredTagger:
         """As in torch; frozen layers of the encoder stay in evaluation mode."""
@@ -436,7 +428,9 @@ class StructuredTagger(PreTrainedModel):
             TypeError: The head is within an adapter.
         """
         options: Any = {"tolerance": tolerance, "solver": solver, "progress": progress}
-        return solve_head(self, dataset, held_out, lam, batch_size, **options)
+        solved = solve_head(self, dataset, held_out, lam, batch_size, **options)
+        note_solved(self, solved)
+        return solved
 
     def calibrate(self, held_out: Any, *, batch_size: int = 32) -> float:
         """Fit the temperature of probabilities to examples that were not trained on; returns it.

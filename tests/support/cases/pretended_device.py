@@ -382,6 +382,7 @@ _PATCHES: dict[str, Any] = {
     "get_rng_state_all": lambda: [_own_generator.state.clone()],
     "initial_seed": lambda: torch.initial_seed(),
     "is_available": lambda: True,
+    "is_current_stream_capturing": lambda: False,
     "is_bf16_supported": lambda including_emulation=True: True,
     "is_initialized": lambda: True,
     "manual_seed": _own_generator.seed,

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed as dist
 
@@ -35,6 +36,8 @@ def in_processes(size: int, job: Callable[[int], Any], *, timeout: float = 20.0,
     """
     if size == 1:
         return [job(0)]
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("processes are forked")
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         running, pipes = [], []

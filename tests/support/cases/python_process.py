@@ -44,6 +44,11 @@ def server() -> subprocess.Popen[str]:
 
 def fresh_python(code: str, cwd: Path | str = "/", path: Path | None = None) -> str:
     """What ``code`` prints, run in ``cwd``, with ``path`` before all that is installed."""
+    if not hasattr(os, "fork"):  # on Windows
+        code = f"import sys; sys.path[:0] = {[] if path is None else [str(path)]}\n{code}"
+        done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
     waiting = server()
     with TemporaryDirectory() as folder:
         out, err = (Path(folder) / name for name in ("out", "err"))
