@@ -1,4 +1,4 @@
-"""The page on the architecture names files and functions that exist, and lists every file of ``core``."""
+"""The pages for contributors name files and functions that exist, and list every file of ``core``."""
 
 import ast
 import re
@@ -8,8 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PLACES = sorted(set(re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", PAGE)))
 """Each file in the text of the page, and the function or class that the page names in it, or ""."""
+OTHERS = sorted(set(re.findall(r"\b(?:torchssvm|tests|benchmarks|datasets|docs)/[\w/]+\.py", CONTRIBUTING)))
 
 
 def names_in(body: list[ast.stmt]) -> set[str]:
@@ -28,6 +30,11 @@ def test_what_the_page_names_exists(file: str, name: str) -> None:
     ]
     assert places, f"{file} does not exist"
     assert not name or name in names_in(ast.parse(places[0].read_text()).body)
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_what_contributing_names_exists(file: str) -> None:
+    assert (ROOT / file).exists()
 
 
 def test_the_page_names_functions_of_both_loops() -> None:
