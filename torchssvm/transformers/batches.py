@@ -139,23 +139,10 @@ def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
     return Words(features, packed[0] if packed else None, lengths, mask)
 
 
-def by_length(items: Sequence[Any]) -> list[int]:
-    """The places of tokenised sentences, the shortest first: batches of similar lengths have little padding."""
-    lengths = [len(item["input_ids"]) for item in items]
-    return sorted(range(len(items)), key=lengths.__getitem__)
-
-
-def batches_of(
-    dataset: Any, size: int, pad: int, device: torch.device, order: Sequence[int] | None = None
-) -> Iterator[dict[str, Tensor]]:
-    """Padded batches of ``size`` tokenised sentences, items of :func:`collate`, on ``device``.
-
-    ``pad`` is the id of padding, and ``order`` the places of the sentences; None keeps the order of the dataset.
-    """
-    order = range(len(dataset)) if order is None else order
-    for begin in range(0, len(order), size):
-        places = order[begin : begin + size]
-        batch = collate([dataset[place] for place in places], pad)
+def batches_of(dataset: Any, size: int, pad: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
+    """Padded batches of ``size`` tokenised sentences, items of :func:`collate`; ``pad`` is the id of padding."""
+    for begin in range(0, len(dataset), size):
+        batch = collate([dataset[place] for place in range(begin, min(begin + size, len(dataset)))], pad)
         yield {name: rows.to(device) for name, rows in batch.items()}
 
 

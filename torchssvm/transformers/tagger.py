@@ -390,14 +390,14 @@ class StructuredTagger(PreTrainedModel):
             head_lr: That of the head, which is new: some 10 to 100 times as large.
             weight_decay: Of matrices.
         """
-        groups = []
-        for part, rate in ((self.encoder, lr), (self.head, head_lr)):
-            trained = [p for p in part.parameters() if p.requires_grad]
-            for decay, params in (
-                (weight_decay, [p for p in trained if p.ndim > 1]),
-                (0.0, [p for p in trained if p.ndim < 2]),
-            ):
-                groups.append({"params": params, "lr": rate, "weight_decay": decay})
+        groups = [
+            {
+                "params": [p for p in part.parameters() if p.requires_grad and (p.ndim > 1) == matrices],
+                **{"lr": rate, "weight_decay": weight_decay * matrices},
+            }
+            for part, rate in ((self.encoder, lr), (self.head, head_lr))
+            for matrices in (True, False)
+        ]
         return [group for group in groups if group["params"]]
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:

@@ -13,31 +13,19 @@ _UNLIMITED = 10**6  # tokenisers that do not know what the encoder takes say 10^
 
 
 class Pieces(NamedTuple):
-    """A text, tokenised.
+    """A text, tokenised."""
 
-    Attributes:
-        inputs: What the encoder reads, lists of one length: ``input_ids``, ``attention_mask``.
-        bounds: The first piece of each word, and the piece after the last word.
-        places: Start and stop of each word, in characters of a text, or words of a list.
-    """
-
-    inputs: dict[str, list[int]]
-    bounds: list[int]
-    places: list[tuple[int, int]]
+    inputs: dict[str, list[int]]  # of the encoder, lists of one length: input_ids, attention_mask
+    bounds: list[int]  # the first piece of each word, and the piece after the last word
+    places: list[tuple[int, int]]  # start and stop of each word, in characters of a text, or words of a list
 
 
 class Window(NamedTuple):
-    """Some pieces of a text, between the special ones.
-
-    Attributes:
-        inputs: As in :class:`Pieces`.
-        words: The words of the text that are read from this window; it may show others too.
-        first: The positions of their first pieces.
-    """
+    """Some pieces of a text, between the special ones."""
 
     inputs: dict[str, list[int]]
-    words: range
-    first: list[int]
+    words: range  # those of the text that are read from this window; it may show others too
+    first: list[int]  # the positions of their first pieces
 
 
 def check_stride(stride: Any, tokenizer: Any, limit: int) -> None:
@@ -60,33 +48,24 @@ def read(text: Any, name: str, tokenizer: Any) -> Pieces:
     offsets, words = output.pop("offset_mapping"), output.word_ids()
     bounds, places, end = list[int](), list[tuple[int, int]](), 0
     for word, group in itertools.groupby((at for at, word in enumerate(words) if word is not None), words.__getitem__):
-        first, *others = group
-        end = others[-1] if others else first
-        start, stop = (word, word + 1) if split else (offsets[first][0], offsets[end][1])
-        bounds.append(first)
+        its = [*group]
+        start, stop = (word, word + 1) if split else (offsets[its[0]][0], offsets[its[-1]][1])
+        bounds.append(its[0])
+        end = its[-1] + 1
         places.append((start if split else stop - len(text[start:stop].lstrip()), stop))  # some keep the space before
     if not bounds:
         raise ValueError(f"{name}={text!r} has no word: leave it out")
     if split and (lost := set(range(len(text))) - set(words)):
         raise ValueError(f"{name} has the word {text[min(lost)]!r}, which the tokeniser drops: leave it out")
-    return Pieces(dict(output), [*bounds, end + 1], places)
+    return Pieces(dict(output), [*bounds, end], places)
 
 
 def cut(pieces: Pieces, name: str, limit: int, stride: int | None, starts: Sequence[int] | None = None) -> list[Window]:
-    """Windows of at most ``limit`` pieces; together they read every word once, in order.
+    """Windows of at most ``limit`` pieces, the special ones included; together they read every word once, in order.
 
-    Neighbours share at most ``stride`` pieces, and begin and end with whole words. A word is read from the window in
-    which it stands farthest from an edge; a window that would read none is left out.
-
-    Args:
-        pieces: The text.
-        name: For errors.
-        limit: With the special pieces.
-        stride: None refuses a text that needs several windows.
-        starts: The words at which windows may begin or end, and the first; None is all.
-
-    Raises:
-        ValueError: ``stride`` is None, or no window takes all words from a start to the next.
+    Neighbours share at most ``stride`` pieces. Windows begin and end at ``starts``, the first word among them; None is
+    all words. A word is read from the window in which it stands farthest from an edge; a window that would read none is
+    left out. Raises ValueError where ``stride`` is None and one window is too small, or none takes a start to the next.
     """
     total = len(pieces.inputs["input_ids"])
     if total <= limit:
@@ -100,17 +79,19 @@ def cut(pieces: Pieces, name: str, limit: int, stride: int | None, starts: Seque
     room = limit - bounds[0] - (total - bounds[-1])
     for unit, (begin, stop) in enumerate(itertools.pairwise(bounds)):
         if stop - begin > room:
-            words = f"word {starts[unit]}" if starts[unit + 1] - starts[unit] == 1 else f"the span at {starts[unit]}"
-            raise ValueError(f"{name}: {words} has {stop - begin} pieces, and a window takes {room}: cut it")
+            start, end = pieces.places[starts[unit]][0], pieces.places[starts[unit + 1] - 1][1]
+            raise ValueError(
+                f"{name}: a window takes {room} pieces, and the word or span from {start} to {end} has {stop - begin}: "
+                "cut it"
+            )
     windows = []
     for begin, stop, unit, end in _shares(bounds, room, stride):
         inputs = {
             key: row[: bounds[0]] + row[bounds[begin] : bounds[stop]] + row[bounds[-1] :]
             for key, row in pieces.inputs.items()
         }
-        its_words = range(starts[unit], starts[end])
-        shift = bounds[0] - bounds[begin]
-        windows.append(Window(inputs, its_words, [pieces.bounds[word] + shift for word in its_words]))
+        words, shift = range(starts[unit], starts[end]), bounds[0] - bounds[begin]
+        windows.append(Window(inputs, words, [pieces.bounds[word] + shift for word in words]))
     return windows
 
 
@@ -129,5 +110,5 @@ def _shares(bounds: list[int], room: int, stride: int) -> Iterator[tuple[int, in
             distance = min(bounds[unit] - bounds[begin], bounds[stop] - bounds[unit + 1])
             best[unit] = max(best[unit], (distance, -number))
     for number, group in itertools.groupby(range(units), lambda unit: -best[unit][1]):
-        first, *others = group
-        yield *windows[number], first, (others[-1] if others else first) + 1
+        its = [*group]
+        yield *windows[number], its[0], its[-1] + 1
