@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torchssvm.core.arguments import check_readable, check_whole
+from torchssvm.core.arguments import check_readable, check_several, check_whole
 
 _UNLIMITED = 10**6  # tokenisers that do not know what the encoder takes say 10^30
 
@@ -42,6 +42,7 @@ def read(text: Any, name: str, tokenizer: Any) -> Pieces:
     """The pieces of a text, or of a list of words; ValueError where it has no word, or a word has no piece."""
     split = not isinstance(text, str)
     if split:
+        check_several(text, name, "a text or a list of words")
         check_readable(text, name)
         text = list(text)
     output = tokenizer(text, is_split_into_words=split, return_offsets_mapping=True, truncation=False, verbose=False)
