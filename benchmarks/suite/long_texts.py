@@ -204,7 +204,7 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
     """Everything once, each in a separate process."""
     options = chosen(settings, OPTIONS, QUICK)
     shared = {name: options[name] for name in ("sentences", "held_out", "test", "document", "windows", "epochs")}
-    window, stride = options["windows"][-1]
+    window, stride = options["windows"][0]
     sizes = [(way, options["words"] // share) for way in ("windows", "sentences") for share in (4, 1)]
     trainings = [(loss, rate) for loss in ("softmax-margin", "cross-entropy") for rate in options["head_rates"]]
     few = {name: options[name] for name in ("few", "test", "rate_epochs")}
@@ -239,7 +239,7 @@ def summarise(results: dict[str, Any]) -> Summary:
             Table("The encoder at 1e-4 under a Trainer", ["loss", "rate of the head", "F1, %", "CPU s"], rows),
         ],
         [
-            Limit("F1 of the best way by hand over the best of documents", ratio(alone, whole), 1.0),
+            Limit("F1 of the best way by hand over the best of documents", ratio(alone, whole), 1.01),
             Limit("F1 of a pipeline's merged windows over one Viterbi", ratio(merged, best), 1.0),
         ],
     )
