@@ -34,6 +34,7 @@ PARTS = (
         "label_sets",
         "segments",
         "pretrained",
+        "long_texts",
         "decisions",
         "choosing",
         "cold",

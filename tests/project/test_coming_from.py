@@ -95,5 +95,6 @@ CLAIMS = {
     "transformers": [
         "solved.kept and solved.after > 0.8 and solved.certificate.relative_gap <= 0.01",
         "[span.label for span in spans][:3] == ['NP', 'VP', 'NP'] and best.labelings.shape[:2] == (8, 5)",
+        "windows[1]['window'] == [1, 7] and tags_of_text[:4] == ['B-NP', 'B-VP', 'B-NP', 'I-NP']",
     ],
 }

@@ -20,7 +20,7 @@ from torchssvm.solvers.evaluation import fit_temperature
 from torchssvm.solvers.training import solve
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.hidden_states.structure import HiddenStates
-from torchssvm.transformers.batches import NO_WORD, batches_of, by_length
+from torchssvm.transformers.batches import NO_WORD, batches_of, documents_of
 
 
 class Solved(NamedTuple):
@@ -58,23 +58,25 @@ class Solved(NamedTuple):
 
 @torch.no_grad()
 def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
-    """The words of a dataset, with their features on the CPU; the tagger computes them in evaluation mode."""
+    """The words of each text, with features on the CPU, which the tagger computes in evaluation mode."""
     items = [dataset[i] for i in range(len(dataset))]  # read once: a dataset may make them anew
     if not items or not all("labels" in item for item in items):
         raise ValueError("dataset must hold sentences with labels: a state for each word, and -100 elsewhere")
-    x, y, lengths, order = list[Tensor](), list[Tensor](), [], by_length(items)
+    x, y, documents = list[Tensor](), list[Tensor](), documents_of(items)
+    order = sorted(range(len(items)), key=lambda place: len(items[place]["input_ids"]))  # batches with little padding
     with evaluating(tagger):
         pad = tagger.config.encoder.pad_token_id or 0
-        for number, batch in enumerate(batches_of(items, batch_size, pad, tagger.device, order)):
+        for number, batch in enumerate(batches_of([items[i] for i in order], batch_size, pad, tagger.device)):
             with naming(torch.tensor(order[number * batch_size : (number + 1) * batch_size])):
                 words = tagger.words(**batch)
             assert words.labels is not None
-            x += words.features.float().cpu()
-            y += words.labels.cpu()
-            lengths.append(words.lengths.cpu())
-    back = torch.tensor(order).argsort()
-    rows = (padded([parts[place] for place in back.tolist()], fill) for parts, fill in ((x, 0), (y, PADDING)))
-    return PaddedDataset(*rows, torch.cat(lengths)[back])
+            for row, length in enumerate(words.lengths.tolist()):
+                x.append(words.features[row, :length].float().cpu())
+                y.append(words.labels[row, :length].cpu())
+    back = torch.tensor(order).argsort().tolist()
+    joined = [[torch.cat([parts[back[place]] for place in places]) for places in documents] for parts in (x, y)]
+    lengths = torch.tensor([len(row) for row in joined[0]])
+    return PaddedDataset(padded(joined[0], 0), padded(joined[1], PADDING), lengths)
 
 
 def _labelled(tagger: Any, held_out: Any, batch_size: int) -> PaddedDataset:

@@ -24,9 +24,10 @@ from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.chain.transitions import Transitions
 from torchssvm.structures.hidden_states.structure import HiddenStates
-from torchssvm.transformers.batches import NO_WORD, Span, Words, collate, tag_texts, words_of
+from torchssvm.transformers.batches import NO_WORD, Words, collate, words_of
 from torchssvm.transformers.model_card import note_solved, write_card
 from torchssvm.transformers.solving import Solved, calibrate, solve_head
+from torchssvm.transformers.tagging import Span, tag_texts
 
 
 class StructuredTaggerConfig(PretrainedConfig):
@@ -370,6 +371,27 @@ class StructuredTagger(PreTrainedModel):
             total = nn.functional.cross_entropy(scores, labels, reduction="sum")
         return total / known.sum().clamp(min=1)
 
+    def parameter_groups(self, lr: float, head_lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """What trains, for ``Trainer(optimizers=(torch.optim.AdamW(groups), None))``: the head has a separate rate.
+
+        Biases, norms and other vectors are not decayed. The Trainer's schedule scales both rates; it ignores
+        ``learning_rate`` and ``weight_decay`` of its arguments.
+
+        Args:
+            lr: The learning rate of the encoder.
+            head_lr: That of the head, which is new: some 10 to 100 times as large.
+            weight_decay: Of matrices.
+        """
+        groups = [
+            {
+                "params": [p for p in part.parameters() if p.requires_grad and (p.ndim > 1) == matrices],
+                **{"lr": rate, "weight_decay": weight_decay * matrices},
+            }
+            for part, rate in ((self.encoder, lr), (self.head, head_lr))
+            for matrices in (True, False)
+        ]
+        return [group for group in groups if group["params"]]
+
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
         """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans.
 
@@ -415,7 +437,7 @@ class StructuredTagger(PreTrainedModel):
             dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
                 the items of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
                 labels, the head as it is chooses the best sequence, and the certificate holds for these labels: a call
-                is one round of :func:`torchssvm.latent`.
+                is one round of :func:`torchssvm.latent`. All windows of a text, one after another, are one example.
             held_out: Examples that are not trained on. Their F1 of spans, or share of right words without a scheme,
                 chooses lambda and decides between the old head and the new one. None needs ``lam`` and keeps the new
                 head.
@@ -424,7 +446,7 @@ class StructuredTagger(PreTrainedModel):
 
         Raises:
             ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them, or
-                words without a label; or ``dataset`` has, and the head is zero.
+                words without a label; or ``dataset`` has, and the head is zero; or a window of a text is missing.
             TypeError: The head is within an adapter.
         """
         options: Any = {"tolerance": tolerance, "solver": solver, "progress": progress}
@@ -445,22 +467,33 @@ class StructuredTagger(PreTrainedModel):
         return calibrate(self, held_out, batch_size)
 
     def tag(
-        self, texts: Sequence[str] | Sequence[Sequence[str]], tokenizer: Any, *, batch_size: int = 32
+        self,
+        texts: Sequence[str] | Sequence[Sequence[str]],
+        tokenizer: Any,
+        *,
+        batch_size: int = 32,
+        stride: int | None = None,
     ) -> list[list[Span]]:
         """The spans of raw texts, or of lists of words, with their probabilities.
 
         Args:
-            texts: Sentences. A string is split into words by the tokeniser, as ``word_ids`` says.
+            texts: Sentences, or with ``stride`` texts of any length. A string is split into words by the tokeniser, as
+                ``word_ids`` says.
             tokenizer: The encoder's, a fast one.
+            batch_size: How many texts are decoded together, and how many windows of them are encoded.
+            stride: Cuts a text that has more pieces than the encoder takes into windows of whole words, of which
+                neighbours share up to ``stride`` pieces. A word's scores are those of the window in which it stands
+                farthest from an edge, and one Viterbi decodes the text. None refuses such texts.
 
         Returns:
             For every text its spans; with ``scheme=None`` one for each word.
 
         Raises:
             TypeError: ``texts`` is one text.
-            ValueError: A text has no word, or more pieces than the encoder takes: nothing is cut off.
+            ValueError: A text has no word, or more pieces than the encoder takes: nothing is cut off. With ``stride``:
+                it is not less than a window takes, or a word is longer than a window.
         """
-        return tag_texts(self, texts, tokenizer, batch_size)
+        return tag_texts(self, texts, tokenizer, batch_size, stride)
 
 
 class TaggerDecoder(nn.Module):
