@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import ByKind, njit
-from torchssvm.compiler.vectors import add_rows, dot, exact_dot, largest_sum, set_row
+from torchssvm.compiler.vectors import add_rows, dot, exact_dot, largest_sum, prefetch, set_row
 from torchssvm.core.arguments import naming
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
@@ -29,6 +29,8 @@ from torchssvm.kinds.block import list_states, size_of, uniform_mean_loss
 from torchssvm.kinds.examples import Examples
 from torchssvm.structures.arborescence.groups import group_features
 from torchssvm.structures.arborescence.oracle import best_nonprojective, best_projective
+
+_AHEAD = 24  # features whose weights are asked for before they are added
 
 
 class Bare(NamedTuple):
@@ -283,9 +285,14 @@ def _sum_features_of_bare(labels, examples, weights, i, g, sums):
 @njit
 def _sum_features_of_labels(labels, examples, weights, i, g, sums):
     begin, end = features_of(examples, i, g)
-    row = sums[g * labels.count : (g + 1) * labels.count]
+    row, rows = (
+        sums[g * labels.count : (g + 1) * labels.count],
+        weights.reshape(weights.size // labels.count, labels.count),
+    )
+    for p in range(begin + _AHEAD, min(end + _AHEAD, examples.distinct_start[i + 1])):
+        prefetch(rows[examples.distinct[p]])
     set_row(row, None, None, 0.0)
-    add_rows(row, weights.reshape(weights.size // labels.count, labels.count), examples.distinct, None, begin, end)
+    add_rows(row, rows, examples.distinct, None, begin, end)
 
 
 @njit
@@ -385,7 +392,8 @@ def count_features(examples, i, sums):
 @block.decode.of(Arcs)
 @njit
 def arc_decode(arcs, examples, i, length, scratch, transition, labels):
-    scores, room = scratch.prefixes, scratch.room
+    room, (longest, _) = scratch.room, scratch.prefixes.shape
+    scores = scratch.prefixes.reshape(scratch.prefixes.size)[: longest * (longest + 1)].reshape(longest, longest + 1)
     add_costs(arcs.labels, examples, i, length, scratch, scores)
     if arcs.projective:
         best_projective(scores, length, arcs.single_root, room.charts, room.places, labels)
