@@ -472,65 +472,69 @@ def _add_best_labels(labels, examples, i, length, emission, heads):
 @block.respond.of(Arcs)
 @njit
 def arc_respond(arcs, examples, model, i, length, labels, scratch, slots, count, corner, is_new):
-    response, sums, several = scratch.response, scratch.room.sums, count_of(arcs.labels)
-    start, groups = examples.start[i], num_groups(examples, i)
-    for t in range(length):
-        new, old = labels[t], examples.y[start + t]
-        if new != old:
-            line = examples.line[i] + t * (length + 1)
-            add_counts(examples, i, line + new // several, 1, sums[new % several * groups :])
-            add_counts(examples, i, line + old // several, -1, sums[old % several * groups :])
-    for t in range(length):  # labelings share most arcs: each is summed once
-        row = response[t]
-        row[: (length + 1) * several] = np.inf
-        line = examples.line[i] + t * (length + 1)
-        for c in range(-2 if is_new else -1, count):
-            k = slots[c, t] if c >= 0 else examples.y[start + t] if c == -1 else corner[t]
-            if row[k] == np.inf:
-                row[k] = list_product(examples, line + k // several, sums[k % several * groups :])
-    for t in range(length):
-        new, old = labels[t], examples.y[start + t]
-        if new != old:
-            line = examples.line[i] + t * (length + 1)
-            add_counts(examples, i, line + new // several, 0, sums[new % several * groups :])
-            add_counts(examples, i, line + old // several, 0, sums[old % several * groups :])
-    return response, scratch.pairs
+    several = count_of(arcs.labels)
+    for sign in (1, 0):  # the sums of few arcs, which are zero again
+        for t in range(length):
+            new, old = labels[t], examples.y[examples.start[i] + t]
+            if new != old:
+                add_counts(examples, i, t, new, several, sign, scratch.room.sums)
+                add_counts(examples, i, t, old, several, -sign, scratch.room.sums)
+        if sign:
+            for t in range(length):
+                scratch.response[t, : (length + 1) * several] = 0.0
+            read_response(examples, i, length, several, scratch, slots, count, corner, is_new)
+    return scratch.response, scratch.pairs
 
 
 @njit
-def add_counts(examples, i, line, sign, sums):
-    """``sums += sign x x^T`` for the groups of one arc, each as often as it has features; 0 sets them to zero."""
+def read_response(examples, i, length, several, scratch, slots, count, corner, is_new):
+    """Products with the sums where the scores of the target, of slots and of the corner are read."""
+    for t in range(length):
+        for c in range(-2 if is_new else -1, count):
+            k = slots[c, t] if c >= 0 else examples.y[examples.start[i] + t] if c == -1 else corner[t]
+            fill_response(examples, i, length, t, k, several, scratch)
+
+
+@njit
+def fill_response(examples, i, length, t, k, several, scratch):
+    """The product with the sums at place k of a token's row, where that is zero: labelings share most arcs."""
+    if scratch.response[t, k] == 0.0:
+        line, groups = examples.line[i] + t * (length + 1) + k // several, num_groups(examples, i)
+        scratch.response[t, k] = list_product(examples, line, scratch.room.sums[k % several * groups :])
+
+
+@njit
+def add_counts(examples, i, t, k, several, sign, sums):
+    """``sums += sign x x^T`` at the groups of a token's part k, once for each of their features; sign 0 zeroes them."""
+    first, line = k % several * num_groups(examples, i), examples.line[i] + t * (examples.length[i] + 1) + k // several
     for p in range(examples.row[line], examples.row[line + 1]):
-        g = examples.column[p]
-        begin, end = features_of(examples, i, g)
-        number = sums.dtype.type(sign * (end - begin))
+        begin, end = features_of(examples, i, examples.column[p])
+        number, place = sums.dtype.type(sign * (end - begin)), first + examples.column[p]
         if sign == 0:
-            sums[g] = number
+            sums[place] = number
         elif len(examples.value):
-            sums[g] += number * examples.value[p]
+            sums[place] += number * examples.value[p]
         else:
-            sums[g] += number
+            sums[place] += number
 
 
 @block.respond_to_parts.of(Arcs)
 @njit
 def arc_respond_to_parts(arcs, examples, model, i, length, psi, pairs, rows, scratch, slots, count, corner, is_new):
-    response, room, labels = scratch.response, scratch.room, count_of(arcs.labels)
-    sums = room.sums[: num_groups(examples, i)]
+    response, room, several, groups = scratch.response, scratch.room, count_of(arcs.labels), num_groups(examples, i)
+    known, total = list_labels(arcs.labels, length, psi, room), 0.0
+    for k in range(known):
+        sums = room.sums[room.labels[k] * groups : (room.labels[k] + 1) * groups]
+        add_parts(examples, i, length, psi, several, room.labels[k], sums)
+        count_features(examples, i, sums)
     for t in range(length):
         response[t] = 0.0
-    for k in range(list_labels(arcs.labels, length, psi, room)):
-        label, line = room.labels[k], examples.line[i]
-        add_parts(examples, i, length, psi, labels, label, sums)
-        count_features(examples, i, sums)
-        for t in range(length):
-            for h in range(length + 1):
-                response[t, h * labels + label] = list_product(examples, line, sums)
-                line += 1
-    sums[:] = 0.0
-    total = 0.0
-    for t in range(length):
+        for k in range((length + 1) * several):
+            if psi[t, k] != 0.0:
+                fill_response(examples, i, length, t, k, several, scratch)
         total += exact_dot(psi[t], response[t])
+    read_response(examples, i, length, several, scratch, slots, count, corner, is_new)
+    room.sums[: groups * several] = 0.0
     return total, pairs
 
 
