@@ -378,8 +378,8 @@ class CoNLLU(Dataset[Example]):
             raise ValueError(f"labels={self.labels} must all be different")
 
     def relations(self, labels: Tensor) -> list[list[str]]:
-        """The names of labels ``[B, N]`` int64, -1 in the padding: a list for each sentence."""
-        names = self.labels or []
+        """The names of labels ``[B, N]`` int64, -1 in the padding: a list for each sentence, ``_`` without labels."""
+        names = self.labels or [_ABSENT]
         return [[names[label] for label in row if label >= 0] for row in labels.tolist()]
 
     @property

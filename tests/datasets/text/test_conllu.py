@@ -42,10 +42,10 @@ VAMONOS = """\
 """
 
 CROSSING = """\
-1\ta\ta\tX\t_\t_\t3\t_\t_\t_
-2\tb\tb\tX\t_\t_\t4\t_\t_\t_
-3\tc\tc\tX\t_\t_\t0\t_\t_\t_
-4\td\td\tX\t_\t_\t3\t_\t_\t_
+1\ta\ta\tX\t_\t_\t3\tdep\t_\t_
+2\tb\tb\tX\t_\t_\t4\tdep\t_\t_
+3\tc\tc\tX\t_\t_\t0\tdep\t_\t_
+4\td\td\tX\t_\t_\t3\tdep\t_\t_
 
 """
 
@@ -353,7 +353,7 @@ def test_relations_are_labels(write):
     with pytest.raises(ValueError, match="num_labels=None"):
         solve(LinearArcs(500, num_labels=7), CoNLLU(write(VAMONOS), num_features=500), 0.1)
     for text, wrong, words in (
-        (CROSSING, {"labelled": True}, "line 1"),
+        (rows(0, 1), {"labelled": True}, "line 1"),
         (VAMONOS, {"labels": ["punct", "punct"]}, "labels"),
         (VAMONOS, {"labels": "punct"}, "labels"),
         (VAMONOS, {"labelled": True, "trees": False}, "labelled"),
@@ -427,6 +427,13 @@ def test_the_example_learns_a_little_grammar(banks, tmp_path, run_here):
     assert 0.9 < report["test_uas"] < 1.0  # where "by" belongs nobody can say
     assert 0.9 < report["test_uas_without_punctuation"] < report["test_uas"]
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_example_learns_labels(banks, tmp_path, run_here):
+    pytest.importorskip("matplotlib")
+    report = run_here(tmp_path, *banks, "--labelled", "true", "--gap", 0.02)
+    assert 0.85 < report["test_las"] <= report["test_uas"]
 
 
 def test_words_to_parse_have_no_trees(tmp_path):
