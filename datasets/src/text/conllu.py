@@ -359,23 +359,21 @@ class CoNLLU(Dataset[Example]):
         self.num_skipped = len(every) - len(self.sentences)
         if not self.sentences:
             raise ValueError(f"{self.path}: arcs cross in all {len(every)} sentences, and none is left")
-        self.labels: list[str] | None = None
-        if labelled or labels is not None:
-            self._take_labels(labels)
+        self.labels = self._labels_of(labels) if labelled or labels is not None else None
         self.num_labels = None if self.labels is None else len(self.labels)
+        self._numbers = {label: number for number, label in enumerate(self.labels or ())}
 
-    def _take_labels(self, labels: Sequence[str] | None) -> None:
-        """Number the relations; None takes those of the sentences."""
+    def _labels_of(self, labels: Sequence[str] | None) -> list[str]:
+        """The labels; None takes the relations of the sentences."""
         for sentence in self.sentences:
             if _ABSENT in sentence.relations:
                 raise ValueError(f"{self.path}, line {sentence.line}: the sentence that begins here lacks DEPREL")
         if labels is None:
             labels = sorted({relation for sentence in self.sentences for relation in sentence.relations})
         check_several(labels, "labels", "a list of texts, such as train.labels")
-        self.labels = list(labels)
-        self._numbers = {label: number for number, label in enumerate(self.labels)}
-        if len(self._numbers) < len(self.labels):
-            raise ValueError(f"labels={self.labels} must all be different")
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"labels={labels} must all be different")
+        return list(labels)
 
     def relations(self, labels: Tensor) -> list[list[str]]:
         """The names of labels ``[B, N]`` int64, -1 in the padding: a list for each sentence, ``_`` without labels."""

@@ -183,6 +183,24 @@ def test_arcs_that_cross_are_refused():
     assert torch.equal(Arborescence().check_target(target, potentials), target)
 
 
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: Arborescence(num_labels=0), "num_labels"),
+        (lambda: Arborescence(num_labels=2, label_cost=1.5), "label_cost"),
+        (lambda: Arborescence(label_cost=0.5), "label_cost"),
+        (lambda: LinearArcs(3, num_labels=2, structure=Arborescence(num_labels=3)), "num_labels=2"),
+        (lambda: LinearArcs(3, structure=Arborescence(num_labels=3)), "num_labels=None"),
+        (lambda: Arborescence(num_labels=2).join(torch.tensor([[0]]), torch.tensor([[2]])), "label 2"),
+        (lambda: Arborescence(num_labels=2).decode(torch.zeros(1, 2, 3)), "potentials"),
+        (lambda: Arborescence().decode(torch.zeros(1, 2, 3, 2)), "potentials"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(call, argument):
+    with pytest.raises(ValueError, match=argument):
+        call()
+
+
 class Packed(LinearArcs):
     """Takes columns and values in one tensor ``[B, N, N+1, 2 P]``, whatever numbers they are."""
 

@@ -36,13 +36,13 @@ _AHEAD = 24  # features whose weights are asked for before they are added
 class Bare(NamedTuple):
     """Arcs without labels."""
 
-    count: int
+    number: int
 
 
 class Labels(NamedTuple):
     """Arcs with labels."""
 
-    count: int  # L
+    number: int  # L
     cost: float  # of a wrong label on a right arc, where a wrong arc costs 1
 
 
@@ -91,7 +91,7 @@ def _count_of_bare(labels):
 @count_of.of(Labels)
 @njit
 def _count_of_labels(labels):
-    return labels.count
+    return labels.number
 
 
 @block.list_parts.of(Arcs)
@@ -116,7 +116,7 @@ def _share_of_bare(labels, label, target):
 def _share_of_label(labels, label, target):
     if label == target:
         return 0.0
-    return labels.cost if label // labels.count == target // labels.count else 1.0
+    return labels.cost if label // labels.number == target // labels.number else 1.0
 
 
 @block.loss_of.of(Arcs)
@@ -147,8 +147,8 @@ _mean_loss.of(Bare)(uniform_mean_loss)
 def _mean_loss_of_labels(labels, examples, i, t, psi, total, absolute):
     place, at_head, size_at_head = examples.start[i] + t, 0.0, 0.0
     target, cost = examples.y[place], examples.cost[place]
-    first = target // labels.count * labels.count
-    for k in range(first, first + labels.count):
+    first = target // labels.number * labels.number
+    for k in range(first, first + labels.number):
         at_head += np.float64(psi[k])
         size_at_head += abs(np.float64(psi[k]))
     at_target = np.float64(psi[target])
@@ -286,8 +286,8 @@ def _sum_features_of_bare(labels, examples, weights, i, g, sums):
 def _sum_features_of_labels(labels, examples, weights, i, g, sums):
     begin, end = features_of(examples, i, g)
     row, rows = (
-        sums[g * labels.count : (g + 1) * labels.count],
-        weights.reshape(weights.size // labels.count, labels.count),
+        sums[g * labels.number : (g + 1) * labels.number],
+        weights.reshape(weights.size // labels.number, labels.number),
     )
     for p in range(begin + _AHEAD, min(end + _AHEAD, examples.distinct_start[i + 1])):
         prefetch(rows[examples.distinct[p]])
@@ -322,7 +322,7 @@ def _sum_groups_of_bare(labels, examples, line, weights, row, h):
 @sum_groups.of(Labels)
 @njit
 def _sum_groups_of_labels(labels, examples, line, weights, row, h):
-    begin, end, count = examples.row[line], examples.row[line + 1], labels.count
+    begin, end, count = examples.row[line], examples.row[line + 1], labels.number
     scores = row[h * count : (h + 1) * count]
     set_row(scores, None, None, 0.0)
     rows = weights.reshape(weights.size // count, count)
@@ -371,11 +371,11 @@ def _list_labels(labels, length, parts, room):
     for t in range(length):
         row, place = parts[t], 0
         for _ in range(length + 1):
-            for label in range(labels.count):
+            for label in range(labels.number):
                 room.occurs[label] |= row[place] != 0.0
                 place += 1
     known = 0
-    for label in range(labels.count):
+    for label in range(labels.number):
         room.labels[known] = label
         known += room.occurs[label]
     return known
@@ -422,7 +422,7 @@ def _add_costs_of_bare(labels, examples, i, length, scratch, scores):
 @add_costs.of(Labels)
 @njit
 def _add_costs_of_labels(labels, examples, i, length, scratch, scores):
-    emission, start, count = scratch.emission, examples.start[i], labels.count
+    emission, start, count = scratch.emission, examples.start[i], labels.number
     zeros = scratch.room.sums[:count]
     for t in range(length):
         cost, row, true = examples.added[start + t], emission[t], examples.y[start + t] // count
@@ -442,9 +442,9 @@ def cost_of(labels, examples, i, t, label):
 @njit
 def first_label(labels, examples, i, t, h, row):
     """The token's label for head h with the first best score, its cost added."""
-    best, first = h * labels.count, h * labels.count
+    best, first = h * labels.number, h * labels.number
     most = row[first] + cost_of(labels, examples, i, t, first)
-    for label in range(first + 1, first + labels.count):
+    for label in range(first + 1, first + labels.number):
         value = row[label] + cost_of(labels, examples, i, t, label)
         if value > most:
             best, most = label, value
