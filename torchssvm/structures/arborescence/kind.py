@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import ByKind, njit
-from torchssvm.compiler.vectors import add_rows, dot, exact_dot, largest_sum, prefetch, set_row
+from torchssvm.compiler.vectors import add_rows, exact_dot, largest_sum, prefetch, set_row
 from torchssvm.core.arguments import naming
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
@@ -543,8 +543,6 @@ def arc_respond_to_parts(arcs, examples, model, i, length, psi, pairs, rows, scr
 def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
     room, labels = scratch.room, count_of(arcs.labels)
     sums, total = room.sums[: num_groups(examples, i)], 0.0
-    for t in range(length):
-        scratch.squares[t] = dot(delta[t], delta[t])
     for k in range(list_labels(arcs.labels, length, delta, room)):
         add_parts(examples, i, length, delta, labels, room.labels[k], sums)
         for g in range(len(sums)):
