@@ -14,7 +14,8 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import njit
 from torchssvm.kinds.examples import Examples
-from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_decode, arc_potentials, count_of, features_of
+from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_decode, arc_potentials, features_of
+from torchssvm.structures.arborescence.labels import count_of
 
 
 class Work(NamedTuple):
