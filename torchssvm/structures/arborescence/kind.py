@@ -32,10 +32,9 @@ from torchssvm.structures.arborescence.labels import (
     Bare,
     Labels,
     add_costs,
-    add_labels,
     count_of,
+    first_label,
     list_labels,
-    mean_label_loss,
     share_of,
 )
 from torchssvm.structures.arborescence.oracle import best_nonprojective, best_projective
@@ -92,7 +91,14 @@ def arc_loss(arcs, examples, i, labels):
 @block.mean_loss.of(Arcs)
 @njit
 def mean_arc_loss(arcs, examples, i, t, psi, total, absolute):
-    return mean_label_loss(arcs.labels, examples, i, t, psi, total, absolute)
+    place, labels, at_head, size_at_head = examples.start[i] + t, count_of(arcs.labels), 0.0, 0.0
+    target, cost, share = examples.y[place], examples.cost[place], arcs.labels.cost
+    for k in range(target // labels * labels, (target // labels + 1) * labels):
+        at_head += np.float64(psi[k])
+        size_at_head += abs(np.float64(psi[k]))
+    at_target = np.float64(psi[target])
+    told = (at_head - total) + share * (at_target - at_head)
+    return cost * told, cost * ((absolute - size_at_head) + share * (size_at_head - abs(at_target)))
 
 
 @block.potentials.of(Arcs)
@@ -305,12 +311,14 @@ def count_features(examples, i, sums):
 def arc_decode(arcs, examples, i, length, scratch, transition, labels):
     room, (longest, _) = scratch.room, scratch.prefixes.shape
     scores = scratch.prefixes.reshape(scratch.prefixes.size)[: longest * (longest + 1)].reshape(longest, longest + 1)
-    add_costs(arcs.labels, examples, i, length, scratch, scores)
+    zeros, start = room.sums[: count_of(arcs.labels)], examples.start[i]
+    add_costs(arcs.labels, examples, start, length, scratch.emission, zeros, scores)
     if arcs.projective:
         best_projective(scores, length, arcs.single_root, room.charts, room.places, labels)
     else:
         best_nonprojective(scores, length, arcs.single_root, room.memory, room.places, labels)
-    add_labels(arcs.labels, examples, i, length, scratch.emission, labels)
+    for t in range(length):
+        labels[t] = first_label(arcs.labels, examples, start + t, labels[t], scratch.emission[t])
     return arc_loss(arcs, examples, i, labels)
 
 
@@ -460,7 +468,7 @@ class ArcsAdapter(VectorAdapter):
     @override
     def complete(self, examples: Examples, extra: Extra) -> Examples:
         structure: Any = self.structure
-        labels = Bare(1) if structure.num_labels is None else Labels(self.labels, structure.label_cost)
+        labels = Bare() if structure.num_labels is None else Labels(self.labels, structure.label_cost)
         kind = Arcs(self.projective, structure.among.single_root, labels)
         (distinct_start, distinct), (group_start, group) = (map(Tensor.numpy, extra[name]) for name in extra)
         return examples._replace(
