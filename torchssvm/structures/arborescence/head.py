@@ -83,10 +83,13 @@ class LinearArcs(Head):
         if self.num_labels is not None:
             scores, products = self._by_label(columns.masked_fill(outside.unsqueeze(3), -1), values)
             return Potentials({"arcs": scores}, lengths, ragged=ragged, weights=weights, **products)
-        columns, size = columns.long(), len(self.weight)
+        size = len(self.weight)
         with full_precision(columns.device):
-            # Padding, -1, reads the last weight. Either way the backward pass sums in a fixed order.
-            chosen = self.weight.take(columns) if adds_in_order(self.weight) else self.weight[columns]
+            # Padding, -1, reads the first or the last weight. Either way the backward pass sums in a fixed order.
+            if adds_in_order(self.weight):
+                chosen = self.weight.index_select(0, columns.clamp(min=0).flatten()).view(columns.shape)
+            else:
+                chosen = self.weight[columns.long()]
             chosen = torch.where(columns >= 0, chosen, 0.0)
             if values is not None:
                 values = torch.where(columns >= 0, values.to(self.weight.dtype), 0.0)
@@ -99,7 +102,7 @@ class LinearArcs(Head):
         def adjoint(parts: Parts) -> list[Tensor]:
             (v,) = parts.values()
             example, t, h = v.nonzero(as_tuple=True)  # few arcs change
-            known = columns[example, t, h]
+            known = columns[example, t, h].long()
             chosen = known >= 0
             amount = (v[example, t, h].unsqueeze(1) * worth_of(known, example, t, h))[chosen]
             owner = example.unsqueeze(1).expand_as(chosen)[chosen]
