@@ -36,7 +36,7 @@ from .parsing_perceptron import Perceptron
 
 TITLE = "Dependency parsing: attachment scores and training time"
 FOLDER = "ud_english_lines"
-CAPACITY = 10
+CAPACITY, CAPACITY_LABELLED = 10, 50  # mean parts of merged labelings have a number for each label
 OPTIONS: dict[str, Any] = {
     "data": None,  # the folder with train.conllu.gz, dev.conllu.gz and test.conllu.gz
     "tags": "upos",
@@ -81,7 +81,8 @@ def loop_of(train: CoNLLU, lam: float, normalize: bool, storage: Any, seed: int,
 def corrective(train: CoNLLU, lam: float, normalize: bool, seed: int) -> CompiledBCFW:
     """Corrective steps and the cache."""
     rules = {"direction": Corrective(), "oracle": CacheOracle()}
-    return loop_of(train, lam, normalize, Labelings(CAPACITY), seed, **rules)
+    capacity = CAPACITY if train.num_labels is None else CAPACITY_LABELLED
+    return loop_of(train, lam, normalize, Labelings(capacity), seed, **rules)
 
 
 def perceptron_of(train: CoNLLU, seed: int) -> Perceptron:
