@@ -150,10 +150,11 @@ def _listed_ranking(measure: Any) -> Problem:
     return head, examples
 
 
-def _arcs(among: Any) -> Problem:
-    heads = _padded(torch.arange(_T).expand(_N, _T))  # each token hangs on the one before
-    head = LinearArcs(2 * _F, structure=Arborescence(among()))
-    return head, _Drawn(_lists(_T, _T + 1, values=False), heads, _lengths())
+def _arcs(among: Any, labels: int | None = None) -> Problem:
+    heads, trees = _padded(torch.arange(_T).expand(_N, _T)), Arborescence(among(), num_labels=labels)
+    head = LinearArcs(2 * _F, num_labels=labels, structure=trees)
+    y = trees.join(heads, torch.zeros_like(heads))  # each token hangs on the one before
+    return head, _Drawn(_lists(_T, _T + 1, values=False), y, _lengths())
 
 
 def _matching() -> Problem:
@@ -199,7 +200,13 @@ KINDS: dict[str, tuple[str, list[Callable[[], Problem]]]] = {
         "RankingSVC, LinearRanking, by pairs and by NDCG",
         [make for by in (_ranking, _listed_ranking) for make in _each(by, ranking.PairSwaps, ranking.NDCG)],
     ),
-    "arcs": ("LinearArcs", _each(_arcs, arborescence.NonProjective, arborescence.Projective)),
+    "arcs": (
+        "LinearArcs, without and with labels",
+        [
+            *_each(_arcs, arborescence.NonProjective, arborescence.Projective),
+            partial(_arcs, arborescence.Projective, 3),
+        ],
+    ),
     "matching": ("LinearEdges", [_matching]),
     "decision": ("PredictThenOptimize, LinearDecisions", _each(_decision, *_ORACLES)),
     "classes": ("MultinomialSVC, LinearMulticlass", [_classes, _listed_classes]),

@@ -37,7 +37,7 @@ from .text.chunking import ChunkingDataset
 from .text.chunking_features import Vocabulary
 from .text.columns import Columns, TaggedSentences, read_columns
 from .text.conll2000 import CoNLL2000
-from .text.conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
+from .text.conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu, write_conllu
 from .text.named_chains import NamedChains
 from .text.named_entities import NamedEntities
 from .text.sparse_chains import SparseChains
@@ -135,6 +135,7 @@ __all__ = [
     "read_table",
     "segmentation_scores",
     "to_bio",
+    "write_conllu",
 ]
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.export import Dim, export
 
 from torchssvm import (
+    Arborescence,
     Chain,
     LinearArcs,
     LinearChain,
@@ -300,6 +301,7 @@ def test_what_a_subclass_decodes_counts(structure) -> None:
         (LinearChain(F, K), SlackRescaling(Multiclass(K))),
         (LinearTree(F, K, [-1, 0]), Tree(K, [-1, 0, 0])),
         (LinearMultilabel(F, K), Multilabel(K, pairwise=False)),
+        (LinearArcs(5, num_labels=2), Arborescence()),
     ],
 )
 def test_a_structure_that_does_not_fit_the_head_is_refused_at_once(head, structure) -> None:

@@ -171,6 +171,7 @@ CLASSES, LISTS = LinearMulticlass(5, 3), SparseLinearChain(5, 3)
         (LISTS, {"vocabulary": {"a": -1}}, "vocabulary"),
         (LISTS, {"structure": Multiclass(3)}, "head=SparseLinearChain"),
         (LinearArcs(5), {"labels": ["a"]}, "Arborescence"),
+        (LinearArcs(5, num_labels=2), {"labels": ["a"]}, "labels has 1"),
     ],
 )
 def test_what_is_not_saved_leaves_the_old_file(head, arguments, argument, tmp_path) -> None:

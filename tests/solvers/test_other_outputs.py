@@ -196,6 +196,7 @@ def test_a_structure_that_was_changed_is_refused_by_exact_passes():
         (Multilabel(3), "weights", torch.ones(3)),
         (Tree(2, [-1, 0, 0]), "parent", torch.tensor([-1, 0, 1])),
         (Arborescence(), "normalize", False),
+        (Arborescence(num_labels=2), "label_cost", 1.0),
         (Forest(2), "class_weight", torch.ones(2)),
     ],
     ids=lambda case: type(case).__name__ if isinstance(case, Structure) else "",

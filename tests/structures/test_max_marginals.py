@@ -67,6 +67,8 @@ def assert_margins(structure, potentials, outputs):
         ((Matching(), Potentials(draw(3, 3, 3))), -1e30),
         ((Arborescence(), Potentials(draw(3, 3, 4))), -math.inf),
         ((Arborescence(Projective()), Potentials(draw(3, 3, 4))), -1e30),
+        ((Arborescence(num_labels=2), Potentials(draw(3, 3, 4, 2))), -math.inf),
+        ((Arborescence(Projective(), num_labels=2), Potentials(draw(3, 3, 4, 2))), -1e30),
         (label_sets(), -1e30),
         (label_sets(), -math.inf),
         (graphs(), -1e30),

@@ -8,7 +8,10 @@ from cases.problems import rng
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.structure import as_decoding, loss_by_name
 
-ADDITIVE = ["chain", "classes", "decisions", "cut", "label set", "matching", "arborescence", "tree", "forest"]
+ADDITIVE = [
+    *("chain", "classes", "decisions", "cut", "label set", "matching", "arborescence", "labelled arcs"),
+    *("tree", "forest"),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

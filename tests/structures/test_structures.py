@@ -82,6 +82,7 @@ FORBIDDEN = {
     "forest": (Tree(3, [-1, -1]), Potentials({"node": torch.tensor([[[0.0] * 3, [-torch.inf] * 3]]), "edge": EDGES})),
     "arcs": (Arborescence(), Potentials(torch.full((1, 2, 3), -torch.inf))),
     "projective arcs": (Arborescence(Projective()), Potentials(torch.full((1, 2, 3), -torch.inf))),
+    "labelled arcs": (Arborescence(num_labels=2), Potentials(torch.full((1, 2, 3, 2), -torch.inf))),
 }
 
 

@@ -315,9 +315,9 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
         return
     if (place := getattr(dataset, "first_unknown", None)) is not None and not hasattr(structure, "complete"):
         raise ValueError(f"dataset.y has label -100 at position {place[1]} of example {place[0]}{NO_LABEL}")
-    for name, owner in (("in_features", head), ("num_states", structure)):
-        size, given = getattr(owner, name, None), getattr(dataset, name, None)
-        if is_ours(type(owner)) and isinstance(size, int) and isinstance(given, int) and size != given:
+    for name, owner in (("in_features", head), ("num_states", structure), ("num_labels", head)):
+        size, given = (getattr(each, name, ...) for each in (owner, dataset))  # None: without labels
+        if is_ours(type(owner)) and isinstance(size, int | None) and isinstance(given, int | None) and size != given:
             raise ValueError(
                 f"the dataset has {name}={given} and the head {name}={size}: make the test set with "
                 "vocabulary=train.vocabulary and labels=train.labels, or the same num_features"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -354,10 +355,16 @@ class RowBuffer(Stateful):
             # Extrapolate the final size from the examples so far; zeros take no memory until they are written.
             expected = 2 + int((self.used - 1) / max(self.examples, 1) * len(self.start) * 1.02)
             capacity = max(self.used, expected, len(self.values))
-            grown = self.values.new_zeros(capacity, *wide)
+            grown = self._zeros(capacity, *wide)
             if self.values.ndim == grown.ndim:  # there are rows to copy
                 grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
             self.values = grown
+
+    def _zeros(self, *shape: int) -> Tensor:
+        """Zeros like the values; those of torch take memory at once, those of NumPy where they are written."""
+        if not self._compiled:
+            return self.values.new_zeros(shape)
+        return torch.from_numpy(np.zeros(shape, self.values.numpy().dtype))
 
     def crop(self, size: int) -> None:
         """Keep the first ``size`` numbers of each row of numbers; the others are zero."""

@@ -116,12 +116,17 @@ class HeadWeights:
 
 
 class VectorWeights(HeadWeights):
-    """One vector ``head.weight``, whose product with a row of features is a score."""
+    """One vector ``head.weight``, whose product with a row of features is a score; or ``[F, K]``, for K scores."""
 
     @property
     @override
     def emission(self) -> Tensor:
-        return self.head.weight.unsqueeze(1)
+        return self.head.weight.view(len(self.head.weight), -1)
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.num_states  # rows are not padded
 
     @override
     def tensors(self) -> Tensors:
@@ -129,7 +134,7 @@ class VectorWeights(HeadWeights):
 
     @override
     def trained(self, model: Model) -> list[Any]:
-        return [model.emission[..., 0]]
+        return [model.emission.reshape(self.head.weight.shape)]
 
 
 def _fill_up(tensor: Tensor, width: int) -> np.ndarray:

@@ -12,10 +12,11 @@ import torch
 from cases.treebanks import treebank
 from torch.utils.data import DataLoader
 
-from torchssvm import Arborescence, LinearArcs, Potentials
+from torchssvm import Arborescence, LinearArcs, Potentials, solve
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.datasets import CoNLLU, Sentence, arc_columns, attachment, read_conllu
+from torchssvm.datasets import CoNLLU, Sentence, arc_columns, attachment, read_conllu, write_conllu
 from torchssvm.datasets.text.arc_drawing import draw_arcs
+from torchssvm.deployment import load_head, save_model
 from torchssvm.structures.arborescence import Projective
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "dependency.py"
@@ -41,10 +42,10 @@ VAMONOS = """\
 """
 
 CROSSING = """\
-1\ta\ta\tX\t_\t_\t3\t_\t_\t_
-2\tb\tb\tX\t_\t_\t4\t_\t_\t_
-3\tc\tc\tX\t_\t_\t0\t_\t_\t_
-4\td\td\tX\t_\t_\t3\t_\t_\t_
+1\ta\ta\tX\t_\t_\t3\tdep\t_\t_
+2\tb\tb\tX\t_\t_\t4\tdep\t_\t_
+3\tc\tc\tX\t_\t_\t0\tdep\t_\t_
+4\td\td\tX\t_\t_\t3\tdep\t_\t_
 
 """
 
@@ -82,6 +83,7 @@ def test_words_heads_and_tags_are_read(write, change):
     assert first.words == ("Vamos", "nos", "a", "el", "mar", "azul", ".")
     assert first.tags == ("VERB", "PRON", "ADP", "DET", "NOUN", "ADJ", "PUNCT")
     assert first.heads == (0, 1, 5, 5, 1, 5, 1)
+    assert first.relations == ("root", "obj", "case", "det", "obl", "amod", "punct")
     assert first.projective
     assert first.punctuation == (False,) * 6 + (True,)
     assert second.words == ("Sí", "¡!")
@@ -288,14 +290,96 @@ def test_sentences_whose_arcs_cross(write):
 def test_attachment_scores(write):
     sentences = read_conllu(write(VAMONOS))
     result = attachment([torch.tensor([0, 1, 5, 5, 1, 1, 5]), [2, 0, -1, -1]], sentences)
-    assert result == (5 / 9, 5 / 7, 9, 2)
+    assert result == (5 / 9, 5 / 7, 9, 2, None, None)
     assert attachment([s.heads for s in sentences], sentences)[:2] == (1.0, 1.0)
     dots = Sentence((".",), ("PUNCT",), (0,), 1)
-    assert attachment([[0]], [dots]) == (1.0, None, 1, 1)
-    assert attachment([], []) == (None, None, 0, 0)
+    assert attachment([[0]], [dots]) == (1.0, None, 1, 1, None, None)
+    assert attachment([], [], []) == (None, None, 0, 0, None, None)
     for heads, given in (([[0], [-1]], [dots, dots._replace(heads=(-1,))]), ([[0] * 7], sentences)):
         with pytest.raises(ValueError):
             attachment(heads, given)
+
+
+def test_labelled_attachment_scores(write):
+    sentences = read_conllu(write(VAMONOS))
+    heads = [torch.tensor([0, 1, 5, 5, 1, 1, 5]), [0, 1]]
+    relations = [["root", "iobj", "case", "det", "obl", "amod", "punct"], ["root", "punct", "more"]]
+    result = attachment(heads, sentences, relations)
+    assert result == (7 / 9, 6 / 7, 9, 2, 6 / 9, 5 / 7)
+    assert attachment([s.heads for s in sentences], sentences, [s.relations for s in sentences]).las == 1.0
+    lacking = sentences[1]._replace(relations=("root", "_"))
+    for predicted, given in (
+        (relations[:1], sentences),
+        ([["root"], relations[1]], sentences),
+        (relations, [sentences[0], lacking]),
+    ):
+        with pytest.raises(ValueError):
+            attachment(heads, given, predicted)
+
+
+@pytest.mark.parametrize("tags", ["upos", "xpos"])
+def test_what_is_written_is_read_again(write, tmp_path, tags):
+    sentences = read_conllu(write(VAMONOS + treebank(3, 5)), tags=tags)
+    heads, relations = [s.heads for s in sentences], [s.relations for s in sentences]
+    write_conllu(tmp_path / "out.conllu", sentences, heads, relations)
+    again = read_conllu(tmp_path / "out.conllu", tags=tags)
+    assert [s._replace(line=0) for s in again] == [s._replace(line=0) for s in sentences]
+    write_conllu(tmp_path / "out.conllu", sentences[:1], [torch.tensor([0, 1, 5, 5, 1, 5, 1, -1])])
+    assert read_conllu(tmp_path / "out.conllu")[0].relations == ("_",) * 7
+    with pytest.raises(ValueError, match="heads has 1"):
+        write_conllu(tmp_path / "out.conllu", sentences[:1], [[0]])
+    assert read_conllu(tmp_path / "out.conllu")[0].heads == (0, 1, 5, 5, 1, 5, 1)
+
+
+def test_relations_are_labels(write):
+    train = CoNLLU(write(VAMONOS), num_features=500, labelled=True)
+    assert train.labels == ["amod", "case", "det", "obj", "obl", "punct", "root"]
+    assert train.num_labels == 7
+    batch = train.collate([train[0], train[1]])
+    trees = Arborescence(Projective(single_root=True), num_labels=7)
+    potentials = LinearArcs(500, num_labels=7, structure=trees)(batch.x, batch.lengths)
+    assert torch.equal(trees.check_target(batch.y, potentials), batch.y)
+    heads, labels = trees.split(batch.y)
+    assert heads.tolist() == [[0, 1, 5, 5, 1, 5, 1], [0, 1, -1, -1, -1, -1, -1]]
+    assert train.relations(labels) == [list(s.relations) for s in train.sentences]
+    test = CoNLLU(write(VAMONOS.replace("amod", "amod:new"), "test.conllu"), num_features=500, labels=train.labels)
+    assert test.labels == train.labels
+    unknown = test.collate([test[0], test[1]])
+    assert (unknown.y == batch.y).tolist() == [[True] * 5 + [False, True], [True] * 7]
+    with pytest.raises(ValueError, match="target has head -1"):
+        trees.check_target(unknown.y, potentials)
+    with pytest.raises(ValueError, match="num_labels=7"):
+        solve(LinearArcs(500), train, 0.1)
+    with pytest.raises(ValueError, match="num_labels=None"):
+        solve(LinearArcs(500, num_labels=7), CoNLLU(write(VAMONOS), num_features=500), 0.1)
+    for text, wrong, words in (
+        (rows(0, 1), {"labelled": True}, "line 1"),
+        (VAMONOS, {"labels": ["punct", "punct"]}, "labels"),
+        (VAMONOS, {"labels": "punct"}, "labels"),
+        (VAMONOS, {"labelled": True, "trees": False}, "labelled"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            CoNLLU(write(text), **wrong)
+
+
+def test_labelled_trees_from_file_to_file(write, tmp_path):
+    train = CoNLLU(write(treebank(1, 60), "train.conllu"), num_features=4096, labelled=True)
+    test = CoNLLU(write(treebank(2, 20), "test.conllu"), num_features=4096, labels=train.labels)
+    trees = Arborescence(Projective(single_root=True), normalize=False, num_labels=train.num_labels)
+    head = LinearArcs(train.in_features, num_labels=train.num_labels, structure=trees)
+    assert solve(head, train, lam=30 / len(train)).relative_gap <= 0.01
+    path = tmp_path / "parser.safetensors"
+    pytest.importorskip("safetensors")
+    save_model(path, head, labels=train.labels)
+    saved = load_head(path)
+    assert saved.labels == train.labels
+    batch = test.collate([test[i] for i in range(len(test))])
+    heads, labels = saved.structure.split(saved.decode(batch.x, batch.lengths))
+    relations = test.relations(labels)
+    scores = attachment(heads, test.sentences, relations)
+    assert 0.8 < scores.las <= scores.uas <= 1.0
+    write_conllu(tmp_path / "parsed.conllu", test.sentences, heads, relations)
+    assert [list(s.relations) for s in read_conllu(tmp_path / "parsed.conllu")] == relations
 
 
 def test_wrong_arcs_are_drawn_in_red_beside_the_true_ones(write):
@@ -343,6 +427,13 @@ def test_the_example_learns_a_little_grammar(banks, tmp_path, run_here):
     assert 0.9 < report["test_uas"] < 1.0  # where "by" belongs nobody can say
     assert 0.9 < report["test_uas_without_punctuation"] < report["test_uas"]
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_example_learns_labels(banks, tmp_path, run_here):
+    pytest.importorskip("matplotlib")
+    report = run_here(tmp_path, *banks, "--labelled", "true", "--gap", 0.02)
+    assert 0.85 < report["test_las"] <= report["test_uas"]
 
 
 def test_words_to_parse_have_no_trees(tmp_path):

@@ -17,7 +17,18 @@ import numpy as np
 import torch
 
 from cases.listed_costs import decisions, matchings, rankings
-from cases.listed_problems import Listed, arcs, chains, classes, graphs, label_sets, rescaled, segments, trees
+from cases.listed_problems import (
+    Listed,
+    arcs,
+    chains,
+    classes,
+    graphs,
+    label_sets,
+    labelled_arcs,
+    rescaled,
+    segments,
+    trees,
+)
 from cases.optima import Bounds, enclose
 from cases.problems import Reference
 from cases.processes import in_processes
@@ -48,6 +59,7 @@ KINDS: dict[str, Callable[..., Listed]] = {
     "graphs": graphs,
     "trees": trees,
     "arcs": arcs,
+    "labelled arcs": labelled_arcs,
     "decisions": decisions,
     "matchings": matchings,
     "programs": partial(decisions, program=True),

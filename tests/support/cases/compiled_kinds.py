@@ -303,7 +303,15 @@ class Arcs(Problem):
         return batch.replace(x=SparseFeatures(columns, values))
 
 
-def arcs(among, *, weighted: bool = False, n: int = 8, longest: int = 4, dtype: torch.dtype = torch.float64) -> Arcs:
+def arcs(
+    among,
+    *,
+    weighted: bool = False,
+    labels: int | None = None,
+    n: int = 8,
+    longest: int = 4,
+    dtype: torch.dtype = torch.float64,
+) -> Arcs:
     """``n`` sentences of up to ``longest`` tokens, with up to three of nine features for every arc."""
     random = rng(3)
     lengths = torch.randint(2, longest + 1, (n,), generator=random)  # one token has one output, whose gap is rounding
@@ -313,7 +321,10 @@ def arcs(among, *, weighted: bool = False, n: int = 8, longest: int = 4, dtype: 
     for i, length in enumerate(lengths.tolist()):
         every = own_outputs(among, length)
         y[i, :length] = torch.tensor(every[int(torch.randint(len(every), (), generator=random))])
-    result = Arcs(LinearArcs(9, structure=Arborescence(among)).to(dtype), columns, y, lengths, 0.05)
+    structure = Arborescence(among, num_labels=labels)
+    if labels is not None:
+        y = structure.join(y, torch.randint(0, labels, y.shape, generator=random))
+    result = Arcs(LinearArcs(9, num_labels=labels, structure=structure).to(dtype), columns, y, lengths, 0.05)
     result.weighted = weighted
     return result
 
@@ -321,6 +332,10 @@ def arcs(among, *, weighted: bool = False, n: int = 8, longest: int = 4, dtype: 
 ARCS = {
     "arcs, projective": lambda **o: arcs(Projective(single_root=True), **o),
     "arcs, crossing, with values": lambda **o: arcs(NonProjective(), weighted=True, **o),
+    "arcs with labels": lambda **o: arcs(Projective(), labels=3, **o),
+    "arcs with labels, crossing, with values": lambda **o: arcs(
+        NonProjective(single_root=True), labels=9, weighted=True, **o
+    ),
 }
 
 

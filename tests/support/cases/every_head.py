@@ -44,6 +44,7 @@ DISPLACEMENTS = torch.randn(3, 2, 2, 2, generator=torch.Generator().manual_seed(
 COSTS = 2.0 - 2.0 * torch.eye(3)
 HEADS = {
     "arcs": lambda: LinearArcs(7, structure=Arborescence(Projective(), normalize=False)),
+    "labelled arcs": lambda: LinearArcs(7, num_labels=2, structure=Arborescence(num_labels=2, label_cost=0.25)),
     "chain": lambda: LinearChain(3, 3),
     "transitions": lambda: LinearChain(3, 3, structure=Chain(3, transitions=bio_transitions(["O", "B-X", "I-X"]))),
     "positions": lambda: LinearChain(3, 4, bias=False, boundary=False, positions=5),

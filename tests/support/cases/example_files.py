@@ -18,9 +18,9 @@ Dogs NNS B-NP
 sleep VBP B-VP
 """
 TREEBANK = """\
-1	Dogs	dog	NOUN	_	_	2	_	_	_
-2	see	see	VERB	_	_	0	_	_	_
-3	cats	cat	NOUN	_	_	2	_	_	_
+1	Dogs	dog	NOUN	_	_	2	nsubj	_	_
+2	see	see	VERB	_	_	0	root	_	_
+3	cats	cat	NOUN	_	_	2	obj	_	_
 """
 
 

@@ -352,27 +352,42 @@ def trees(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed
 
 def arcs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
     """Arborescences of up to four tokens, projective or not, with one root or several; arcs list their features."""
+    return _arcs(random, lam, dtype, None)
+
+
+def labelled_arcs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
+    """Arborescences of up to three tokens, whose arcs have one or two labels."""
+    return _arcs(random, lam, dtype, int(random.integers(1, 3)))
+
+
+def _arcs(random: np.random.Generator, lam: float, dtype: torch.dtype, labels: int | None) -> Listed:
     n, width, valued, normalize, projective, single = int(random.integers(1, 5)), 5, *(random.random(4) < 0.5).tolist()
-    among = (Projective if projective else NonProjective)(single_root=single)
-    head = LinearArcs(width, structure=Arborescence(among, normalize=normalize)).to(dtype)
-    lengths = random.integers(1, 5, n)
+    among, several = (Projective if projective else NonProjective)(single_root=single), labels or 1
+    share = None if labels is None else float(random.integers(0, 5)) / 4
+    structure = Arborescence(among, normalize=normalize, num_labels=labels, label_cost=share)
+    head = LinearArcs(width, num_labels=labels, structure=structure).to(dtype)
+    lengths = random.integers(1, 5 if labels is None else 4, n)
     longest = int(lengths.max())
     columns = torch.from_numpy(random.integers(-1, width, (n, longest, longest + 1, 2)))
     values = draw(random, *columns.shape, dtype=dtype) if valued else None
     worth = ((columns >= 0) * (1.0 if values is None else values.double())).numpy()
     made, y = Maker(head, lam), torch.full((n, longest), -1)
     for row, size in enumerate(lengths.tolist()):
-        every = all_arborescences(size, projective, single)
+        trees, tags = all_arborescences(size, projective, single), list(itertools.product(range(several), repeat=size))
+        every = [(heads, each) for heads in trees for each in tags]
         target = every[int(random.integers(len(every)))]
-        y[row, :size] = torch.tensor(target)
+        y[row, :size] = torch.tensor(target[0]) * several + torch.tensor(target[1])
 
-        def features(heads: tuple[int, ...], row: int = row) -> Features:
-            arc, result = (row, np.arange(len(heads)), list(heads)), np.zeros(width)
-            np.add.at(result, columns[arc].numpy(), worth[arc])  # no feature, -1, is worth nothing
-            return {"weight": result}
+        def features(output: Any, row: int = row) -> Features:
+            heads, tags = output
+            arc, result = (row, np.arange(len(heads)), list(heads)), np.zeros((width, several))
+            places = columns[arc].numpy(), np.array(tags)[:, None]
+            np.add.at(result, places, worth[arc])  # no feature, -1, is worth nothing
+            return {"weight": result if labels else result[:, 0]}
 
-        losses = (np.array(every) != target).sum(1) / (size if normalize else 1)
-        made.add(losses, [features(heads) for heads in every], features(target))
+        heads, tags = (np.array([output[place] for output in every]) for place in range(2))
+        wrong = np.where(heads != target[0], 1.0, (share or 0.0) * (tags != target[1]))
+        made.add(wrong.sum(1) / (size if normalize else 1), [features(o) for o in every], features(target))
 
     def take(rows: list[int]) -> Batch:
         most = int(lengths[rows].max())

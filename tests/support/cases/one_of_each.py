@@ -89,6 +89,11 @@ KINDS = {
     "forest": forest,
     "matching": matching,
     "arborescence": lambda r: (Arborescence(), Potentials(real(r, 3, 4)), torch.tensor([[0, 1, 2]]).repeat(B, 1)),
+    "labelled arcs": lambda r: (
+        Arborescence(num_labels=2),
+        Potentials(real(r, 3, 4, 2)),
+        torch.tensor([[0, 3, 4]]).repeat(B, 1),
+    ),
     "label set": lambda r: (Multilabel(4), Potentials({"unary": real(r, 4), "pairwise": real(r, 6)}), labels(r, 2, 4)),
     "pairwise graph": graph,
     "cut": lambda r: (GraphCut(balanced=True), GraphPotentials(real(r, 3), real(r, 3).abs(), EDGES), weighted(r, 2)),

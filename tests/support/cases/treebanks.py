@@ -10,6 +10,9 @@ WORDS = {
 }
 
 
+RELATIONS = {"DET": "det", "ADJ": "amod", "VERB": "root", "ADP": "case", "PUNCT": "punct"}
+
+
 def made_up(draw):
     """A sentence of a little grammar: "of" belongs to the noun before it, "with" to the verb, "by" to one or other."""
     rows = []  # word, tag, head
@@ -32,9 +35,12 @@ def made_up(draw):
         rows.append([word, "ADP", {"of": last, "with": verb, "by": draw.choice([last, verb])}[word]])
         last = phrase(len(rows))
     rows.append([".", "PUNCT", verb])
-    return "".join(
-        f"{t}\t{word}\t{word}\t{tag}\t_\t_\t{head}\t_\t_\t_\n" for t, (word, tag, head) in enumerate(rows, 1)
-    )
+    lines = []
+    for t, (word, tag, head) in enumerate(rows, 1):
+        above = rows[head - 1][1] if head else None
+        noun = "nmod" if above == "ADP" else "nsubj" if t < verb else "obj"
+        lines.append(f"{t}\t{word}\t{word}\t{tag}\t_\t_\t{head}\t{RELATIONS.get(tag, noun)}\t_\t_\n")
+    return "".join(lines)
 
 
 def treebank(seed, count):

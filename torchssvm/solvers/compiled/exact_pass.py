@@ -178,9 +178,11 @@ class ExactPasses:
             self._remember(model, blocks, dual, options, memory, corners)
 
         scale = 1.0 / (dual.lam * dual.num_examples)
-        sums: dict[str, Any] = {name: getattr(totals, name).sum(0) for name in _ARRAYS}
+        ranges_of = {name: getattr(totals, name) for name in _ARRAYS}
+        sums: dict[str, Any] = {name: a.sum(0) if len(a) > 1 else a[0] for name, a in ranges_of.items()}
         arrays = memory.adapter.weights.trained(totals._replace(**sums))
-        weights = [torch.from_numpy(np.multiply(array, scale, order="C")) for array in arrays]
+        # In place: copies of millions of weights take new pages.
+        weights = [torch.from_numpy(np.ascontiguousarray(np.multiply(a, scale, out=a))) for a in arrays]
         return ExactPass(
             hinges=total,
             exact=not bounds[1].any(),

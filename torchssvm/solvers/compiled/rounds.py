@@ -60,7 +60,7 @@ def _copy_rests(index: Any, examples: Any, blocks: Any, emission: Any, pairs: An
     for i in index:
         length, height = examples.length[i], examples.pair_rows[i]
         psi, psi_pairs, _ = rest_views(examples, blocks, i, length)
-        if blocks.rest_emission_start[i] > 0:
+        if blocks.rest_emission_start[i] > 0 and blocks.mixed[i]:  # others are zero
             set_row(emission[row : row + length], psi, None, None)
             set_row(pairs[pair : pair + height], psi_pairs, None, None)
         row, pair = row + length, pair + height
@@ -84,7 +84,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
         blocks.rest_mass[i] = mass
         blocks.rest_loss[i] = before * kept.rest_loss[u] + now * blocks.rest_loss[i]
         psi, pairs, _ = rest_views(examples, blocks, i, length)  # not read without a rest
-        if blocks.rest_emission_start[i] > 0:
+        if blocks.rest_emission_start[i] > 0 and blocks.mixed[i]:
             for t in range(length):
                 for k in range(psi.shape[1]):
                     psi[t, k] = before * kept.emission[row + t, k] + now * psi[t, k]
