@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_number, check_limit, check_whole
+from torchssvm.core.decoding import OracleResult
 from torchssvm.core.gradients import per_example_adjoint
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import OracleResult
 from torchssvm.dual.storage import check_memory
 
 from .block_qp import PlaneBlocks

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_limit, needs
+from torchssvm.core.decoding import OracleResult
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import flat
-from torchssvm.core.structure import OracleResult
 from torchssvm.dual.storage import check_memory
 
 from .slack import Restricted, Slack, check_keep

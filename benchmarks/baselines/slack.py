@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
+from torchssvm.core.decoding import OracleResult
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import OracleResult
 
 
 class Restricted(NamedTuple):

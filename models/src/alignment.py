@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import apply_head, to_device
-from torchssvm.core.structure import as_decoding
+from torchssvm.core.decoding import as_decoding
 from torchssvm.structures.matching.head import LinearEdges
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.matching.structure import Matching

@@ -184,12 +184,6 @@ def test_loss_potentials_of_another_shape_are_refused_with_the_shape_that_is_wan
         solve(LinearMulticlass(4, 3), _Classes(x, classes), 0.1, structure=Short(3), progress=False)
 
 
-@pytest.mark.parametrize("name", ["not_plain", "difference", "quick_to_decode"])
-def test_a_name_that_became_private_is_refused_where_a_class_replaces_it(name):
-    with pytest.raises(TypeError, match=f"Mine.{name} .*_{name}"):
-        type("Mine", (Multiclass,), {name: None})
-
-
 DOORS = {
     "decode": lambda structure, given, target: structure.decode(given),
     "argmax": lambda structure, given, target: structure.argmax(given),

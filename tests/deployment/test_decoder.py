@@ -27,7 +27,7 @@ from torchssvm import (
     Structure,
     Tree,
 )
-from torchssvm.core.structure import Decoding
+from torchssvm.core.decoding import Decoding
 from torchssvm.deployment import Decoder
 from torchssvm.structures import LinearForest
 from torchssvm.structures.chain import Transitions

@@ -26,7 +26,8 @@ from torchssvm import (
     solve,
 )
 from torchssvm.compiler.jit import njit
-from torchssvm.core.structure import Decoding, Structure
+from torchssvm.core.decoding import Decoding
+from torchssvm.core.structure import Structure
 from torchssvm.datasets import PaddedDataset
 from torchssvm.kinds import Form, block
 from torchssvm.kinds.adapter import find_adapter

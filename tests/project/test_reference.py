@@ -16,7 +16,7 @@ import torchssvm
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 ROOMS = (
-    *("core.structure", "core.marginals", "core.ranks", "steps", "path"),
+    *("core.decoding", "core.structure", "core.marginals", "core.ranks", "steps", "path"),
     *("info", "solvers", "solvers.check", "solvers.gdmm", "solvers.kernel"),
     *("structures.arborescence", "structures.chain", "structures.decisions", "structures.graph_cut"),
     *("structures.matching", "structures.multilabel", "structures.pairwise_graph", "structures.pose"),
@@ -64,7 +64,7 @@ RETURNED = {
 }
 # Of rooms without a list of names.
 OF_MODULES = {
-    "torchssvm.core.structure": ("Decoding",),
+    "torchssvm.core.decoding": ("Decoding",),
     "torchssvm.info": ("describe_installation",),
     "torchssvm.core.marginals": ("Marginals",),
     "torchssvm.core.ranks": ("RankError",),

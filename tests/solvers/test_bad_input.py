@@ -30,7 +30,7 @@ from torchssvm import (
     Weights,
     certify,
 )
-from torchssvm.core.structure import Decoding
+from torchssvm.core.decoding import Decoding
 
 STORAGES = [MeanParts, Weights]
 NOT_FINITE = [torch.nan, torch.inf, -torch.inf]

@@ -10,7 +10,7 @@ from cases.top_label_sets import Approximate, LabelSets, Scores, label_sets
 from torch import nn
 
 from torchssvm import Batch, Chain, LinearChain, LinearMulticlass, Multiclass, Potentials, WeightedLabels, check
-from torchssvm.core.structure import Decoding
+from torchssvm.core.decoding import Decoding
 
 NAMES = [
     "head is linear in its weights",

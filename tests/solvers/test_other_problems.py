@@ -27,8 +27,8 @@ from torchssvm import (
     recompute_weights,
     regularization_path,
 )
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.states import with_seal
-from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
 from torchssvm.dual.checks import digest_targets
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM

@@ -8,8 +8,8 @@ from cases.one_of_each import KINDS
 from torch import nn
 
 from torchssvm import Chain, SlackRescaling, Structure, make_trainer
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.max_oracle import has_target_check, unreachable
-from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
 
 

@@ -20,7 +20,7 @@ from torchssvm import (
     certify,
     evaluate,
 )
-from torchssvm.core.structure import Decoding
+from torchssvm.core.decoding import Decoding
 from torchssvm.steps import LargestGap
 
 SEEDS = st.integers(0, 2**31 - 1)

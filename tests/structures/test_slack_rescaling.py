@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchssvm import Chain, Multiclass, Potentials, SlackRescaling, Structure, WeightedLabels
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import scale
-from torchssvm.core.structure import Decoding
 from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.slack_rescaling import (
     BruteForceSearch,

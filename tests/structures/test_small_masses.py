@@ -6,7 +6,8 @@ from cases.one_of_each import KINDS, B
 from cases.problems import rng
 
 from torchssvm.core.batch import tree_replace, tree_tensors
-from torchssvm.core.structure import as_decoding, loss_by_name
+from torchssvm.core.decoding import as_decoding
+from torchssvm.core.structure import loss_by_name
 
 ADDITIVE = [
     *("chain", "classes", "decisions", "cut", "label set", "matching", "arborescence", "labelled arcs"),

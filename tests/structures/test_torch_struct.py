@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from torchssvm.core.decoding import as_decoding
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, inner
-from torchssvm.core.structure import as_decoding
 from torchssvm.structures import TorchStruct
 
 torch_struct = pytest.importorskip("torch_struct")

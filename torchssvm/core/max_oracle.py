@@ -8,19 +8,12 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import naming
+from torchssvm.core.decoding import Labeling, OracleResult, as_decoding
 from torchssvm.core.operators import on_host, read_together
 from torchssvm.core.packages import is_ours
 from torchssvm.core.potentials import Potentials, conform, inner, padding_of
 from torchssvm.core.precision import full_precision
-from torchssvm.core.structure import (
-    Labeling,
-    OracleResult,
-    Structure,
-    as_decoding,
-    loss_by_name,
-    per_example,
-    reject_rows,
-)
+from torchssvm.core.structure import Structure, loss_by_name, per_example, reject_rows
 
 
 @torch.no_grad()

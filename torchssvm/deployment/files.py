@@ -15,12 +15,13 @@ from torch.utils.data import Dataset
 
 from torchssvm import structures
 from torchssvm.core.arguments import check_number, needs
+from torchssvm.core.decoding import OracleResult
 from torchssvm.core.files import whole_file
 from torchssvm.core.marginals import Marginals, marginals_at
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.states import seal
-from torchssvm.core.structure import OracleResult, Structure
+from torchssvm.core.structure import Structure
 from torchssvm.deployment.decoder import (
     Decoder,
     check_labels,

@@ -12,9 +12,10 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.decoding import Labeling
 from torchssvm.core.operators import read_together, upload
 from torchssvm.core.states import Numbers, Stateful, check_entries, copied, damaged
-from torchssvm.core.structure import Labeling, fit
+from torchssvm.core.structure import fit
 
 
 @njit

@@ -12,10 +12,11 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.decoding import Labeling, OracleResult, as_decoding
 from torchssvm.core.operators import known, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.states import Numbers, Stateful, check_entries
-from torchssvm.core.structure import Labeling, OracleResult, as_decoding, check_padding
+from torchssvm.core.structure import check_padding
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.mean_parts import MeanParts, other_length
 from torchssvm.dual.storage import Storage, Stored

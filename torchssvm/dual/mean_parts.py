@@ -14,11 +14,12 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import OLD_NUMBERS
+from torchssvm.core.decoding import Labeling, OracleResult
 from torchssvm.core.launch import fits_numba
 from torchssvm.core.operators import on_host, pick, upload
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.states import Numbers, Stateful, check_entries, damaged
-from torchssvm.core.structure import Labeling, OracleResult, check_padding
+from torchssvm.core.structure import check_padding
 from torchssvm.core.triton_support import fits_triton
 from torchssvm.dual.storage import Storage, Stored
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
+from torchssvm.core.decoding import Labeling, OracleResult
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.memory import available_memory
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import doubled
 from torchssvm.core.states import Stateful
-from torchssvm.core.structure import Labeling, OracleResult, Structure
+from torchssvm.core.structure import Structure
 
 
 def check_memory(needed: int, device: torch.device, limit: int | None, what: str, advice: str) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from torchssvm.core.decoding import Labeling, OracleResult
 from torchssvm.core.operators import on_host, pick, read_together
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
 from torchssvm.core.states import Numbers, check_entries, copied
-from torchssvm.core.structure import Labeling, OracleResult
 from torchssvm.dual.storage import Storage, Stored
 
 _MOVED = (

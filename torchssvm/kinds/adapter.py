@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, apply_head, device_of, tree_tensors
+from torchssvm.core.decoding import Labeling
 from torchssvm.core.linearity import is_check
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, lists_within
-from torchssvm.core.structure import Labeling, Structure
+from torchssvm.core.structure import Structure
 from torchssvm.kinds.examples import Examples, fill_inner
 from torchssvm.kinds.hidden import Hidden
 from torchssvm.kinds.weights import HeadWeights, VectorWeights

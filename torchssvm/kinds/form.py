@@ -11,8 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, describe
+from torchssvm.core.decoding import Labeling
 from torchssvm.core.potentials import SINGLE, Potentials, as_potentials
-from torchssvm.core.structure import Labeling, reject_rows
+from torchssvm.core.structure import reject_rows
 from torchssvm.kinds.adapter import Extra, HeadAdapter, Reading, Shapes
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.weights import HeadWeights, Model, Tensors

@@ -18,8 +18,9 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
 from torchssvm.compiler.vectors import add_rows, exact_dot, exact_dots, set_row
+from torchssvm.core.decoding import Labeling
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Labeling, reject_rows
+from torchssvm.core.structure import reject_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Extra, HeadAdapter, Reading, Shapes, check_sizes
 from torchssvm.kinds.block import (

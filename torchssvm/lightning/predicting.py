@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.batch import Batch, as_batch, device_of, to_device
+from torchssvm.core.decoding import Labeling
 from torchssvm.core.modules import apply_features, check_padded_ids
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import full_precision
-from torchssvm.core.structure import Labeling, Structure
+from torchssvm.core.structure import Structure
 from torchssvm.deployment.files import describe, rebuild
 from torchssvm.lightning.refusals import check_trainer
 from torchssvm.lightning.resume import Resumable

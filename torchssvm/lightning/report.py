@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import compiling_seconds
 from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.decoding import as_decoding
 from torchssvm.core.modules import evaluating
-from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.fit import InPrecision, fit_of, of_all
 from torchssvm.lightning.training_batches import exact_pass_loader

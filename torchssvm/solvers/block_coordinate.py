@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.decoding import Labeling, OracleResult
 from torchssvm.core.gradients import cheap_adjoint, gram_product, per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_rows, dense, inner_product, select_examples
-from torchssvm.core.structure import Labeling, OracleResult
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.box_qp import BlockSteps, BoxQP

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.decoding import as_decoding
 from torchssvm.core.linearity import linearity_error
 from torchssvm.core.potentials import Potentials, as_potentials, conform, inner, subtract
 from torchssvm.core.problem import Bound, Box
-from torchssvm.core.structure import Structure, as_decoding
+from torchssvm.core.structure import Structure
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import naming
 from torchssvm.core.batch import apply_head, as_batch, check_batches, check_fits, to_device
+from torchssvm.core.decoding import as_decoding
 from torchssvm.core.modules import evaluating
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.problem import as_structure
-from torchssvm.core.structure import Structure, as_decoding
+from torchssvm.core.structure import Structure
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import OLD_NUMBERS, check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, restrict, to_device, tree_map
+from torchssvm.core.decoding import Labeling, OracleResult
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import known, on_host, read_together
 from torchssvm.core.potentials import Potentials
@@ -27,7 +28,7 @@ from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import check_depends
 from torchssvm.core.problem import as_structure, check_lam
 from torchssvm.core.row_sparse import parts_of, squared_norm
-from torchssvm.core.structure import Labeling, OracleResult, Structure
+from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_batch, digest_examples
 from torchssvm.dual.state import DualState
 

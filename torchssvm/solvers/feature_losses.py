@@ -9,20 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number, check_whole
+from torchssvm.core.decoding import Labeling, as_decoding
 from torchssvm.core.likelihood import once_differentiable
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import as_structure
-from torchssvm.core.structure import (
-    Labeling,
-    Structure,
-    as_decoding,
-    augmented,
-    loss_by_name,
-    per_example,
-    reject_rows,
-)
+from torchssvm.core.structure import Structure, augmented, loss_by_name, per_example, reject_rows
 
 
 class StructuredHinge(nn.Module):

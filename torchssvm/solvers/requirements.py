@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import tree_replace, tree_tensors
+from torchssvm.core.decoding import as_decoding
 from torchssvm.core.gradients import adjoint, gram_product, per_example_adjoint
 from torchssvm.core.max_oracle import find_corner, unreachable
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, padding_of
-from torchssvm.core.structure import Structure, as_decoding, loss_by_name
+from torchssvm.core.structure import Structure, loss_by_name
 
 ROUNDS = 8
 """How often a requirement is examined with other random numbers."""

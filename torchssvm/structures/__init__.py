@@ -6,7 +6,7 @@ Each kind's ``__all__`` lists its public names; they are re-exported here, with 
 # ruff: noqa: F403
 from sys import modules as _modules
 
-from torchssvm.core.structure import OracleResult
+from torchssvm.core.decoding import OracleResult
 from torchssvm.structures.arborescence import *
 from torchssvm.structures.chain import *
 from torchssvm.structures.decisions import *

@@ -13,10 +13,11 @@ from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, Structure, reject_rows
+from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.common import WeightedLabels, check_edges, check_kind, check_labels, check_shape, mask_of
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.batch import Batch, fetcher, lengths_of
+from torchssvm.core.decoding import Decoding, OracleResult, as_decoding
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
-from torchssvm.core.structure import Decoding, OracleResult, Structure, as_decoding, reject_rows
+from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.structures.common import Around
 

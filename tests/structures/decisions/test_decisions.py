@@ -21,8 +21,8 @@ from torchssvm import (
     solve,
 )
 from torchssvm.core.batch import tree_map
+from torchssvm.core.decoding import as_decoding
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.structure import as_decoding
 from torchssvm.steps import MaxOracle
 from torchssvm.structures.decisions import (
     Decision,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm import Potentials, Structure
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.potentials import conform, inner
-from torchssvm.core.structure import Decoding
 
 
 class Adversary(Structure):

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from cases.any_order import on_a_device
 from cases.problems import examples, rng
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.decoding import as_decoding, each_labeling
 from torchssvm.core.potentials import Parts, Potentials, conform, inner
-from torchssvm.core.structure import Structure, as_decoding, each_labeling, fit
+from torchssvm.core.structure import Structure, fit
 
 
 class LabelingsTestCase(ABC):

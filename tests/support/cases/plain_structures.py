@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cases.problems import examples, is_allowed, rng
 from cases.structure_cases import StructureTestCase
 from torchssvm import Chain, Multiclass, WeightedLabels
+from torchssvm.core.decoding import as_decoding
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import as_decoding
 from torchssvm.structures.chain import Transitions
 
 

@@ -16,8 +16,8 @@ from cases.explicit_duals import ExplicitDuals
 from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
 from torchssvm import Pairwise, certify
 from torchssvm.core.batch import apply_head
+from torchssvm.core.decoding import OracleResult
 from torchssvm.core.potentials import inner
-from torchssvm.core.structure import OracleResult
 from torchssvm.dual.storage import Storage
 from torchssvm.solvers import Certificate
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from cases.labelings_cases import LabelingsTestCase
 from cases.problems import examples, rng
 from torchssvm.core.batch import tree_map, tree_tensors
+from torchssvm.core.decoding import as_decoding, each_labeling
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner
-from torchssvm.core.structure import Structure, as_decoding, each_labeling
+from torchssvm.core.structure import Structure
 from torchssvm.structures import HiddenStates
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cases.problems import rng
 from torchssvm import Batch, Structure
-from torchssvm.core.structure import Decoding
+from torchssvm.core.decoding import Decoding
 
 
 class LabelSets(Structure):

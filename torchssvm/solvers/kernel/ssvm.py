@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_limit, check_whole
+from torchssvm.core.decoding import Labeling, OracleResult, as_decoding
 from torchssvm.core.gradients import combine, per_example_adjoint
 from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.linearity import check_at_first_call
@@ -25,7 +26,7 @@ from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import add_rows, squared_norm
 from torchssvm.core.states import Numbers, Stateful, check_entries, check_seal
-from torchssvm.core.structure import Labeling, OracleResult, as_decoding, digest
+from torchssvm.core.structure import digest
 from torchssvm.dual.checks import check_structure, digest_targets
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState

@@ -13,10 +13,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_int64, check_object, check_whole
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.marginals import Marginals, marginals_by_gradient
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, reject_rows
+from torchssvm.core.structure import reject_rows
 from torchssvm.structures.arborescence.log_partition import inside, matrix_tree
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.common import check_labels, check_potentials, mask_of, reject_entries

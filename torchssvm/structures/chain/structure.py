@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_tensor, check_whole
+from torchssvm.core.decoding import Decoding, OracleResult
 from torchssvm.core.launch import arrays, by_example, fits_numba
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, OracleResult, Structure, digest, gated
+from torchssvm.core.structure import Structure, digest, gated
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi

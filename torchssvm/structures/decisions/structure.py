@@ -10,8 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_readable, check_several
+from torchssvm.core.decoding import Decoding, shifted
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, reject_rows, shifted
+from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.structures.common import check_no_lengths, check_potentials, check_shape
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
 

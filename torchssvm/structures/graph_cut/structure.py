@@ -10,8 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_object
+from torchssvm.core.decoding import Decoding, as_decoding
 from torchssvm.core.potentials import Parts, Potentials, inner
-from torchssvm.core.structure import Decoding, as_decoding
 from torchssvm.structures.common import check_shape, mask_of
 from torchssvm.structures.graph_cut.oracle import cut_graphs, round_graphs
 from torchssvm.structures.labelled import EdgePotentials, LabelledGraphs, at_least, with_target

@@ -9,9 +9,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_readable, check_tensor, check_type, naming
+from torchssvm.core.decoding import as_decoding
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Structure, as_decoding, augmented, loss_by_name, reject_rows
+from torchssvm.core.structure import Structure, augmented, loss_by_name, reject_rows
 from torchssvm.structures.common import Around, check_labels, check_lengths, check_shape, reject_entries
 
 UNKNOWN = -100

@@ -10,8 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_int64, check_number, check_whole
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.potentials import Parts, Potentials, as_parts
-from torchssvm.core.structure import Decoding, Structure
+from torchssvm.core.structure import Structure
 from torchssvm.structures.common import check_lengths, check_potentials, check_shape, mask_of, reject_entries
 from torchssvm.structures.matching.oracle import best_matching
 

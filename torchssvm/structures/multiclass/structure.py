@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_whole
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, Structure, digest
+from torchssvm.core.structure import Structure, digest
 from torchssvm.structures.common import check_labels, check_potentials, check_shape
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.sampling import draw

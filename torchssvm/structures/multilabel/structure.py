@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_object, check_whole
+from torchssvm.core.decoding import Decoding, OracleResult, shifted
 from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import constant
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, OracleResult, digest, shifted
+from torchssvm.core.structure import digest
 from torchssvm.structures.common import check_potentials, reject_entries
 from torchssvm.structures.labelled import Summed, at_least
 from torchssvm.structures.multilabel import oracle as kernels

@@ -12,8 +12,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
+from torchssvm.core.decoding import Labeling
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
 from torchssvm.kinds.block import loss_of, score
 from torchssvm.kinds.examples import Examples

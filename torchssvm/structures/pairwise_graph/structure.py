@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_object, check_whole
+from torchssvm.core.decoding import Decoding, as_decoding
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Decoding, as_decoding
 from torchssvm.structures.common import check_shape, mask_of
 from torchssvm.structures.labelled import EdgePotentials, Indexed, LabelledGraphs, Places, at_least
 from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted

@@ -11,9 +11,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_number, check_whole
+from torchssvm.core.decoding import Decoding, OracleResult
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, OracleResult, digest
+from torchssvm.core.structure import digest
 from torchssvm.structures.common import check_potentials, check_shape, reject_entries
 from torchssvm.structures.labelled import Summed
 from torchssvm.structures.pose.oracle import max_sum_grid

@@ -10,8 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_type
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, fit, gated
+from torchssvm.core.structure import Structure, fit, gated
 from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.ranking.measure import PairSwaps, RankingMeasure, place_of
 

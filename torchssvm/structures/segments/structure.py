@@ -21,10 +21,11 @@ from torchssvm.core.arguments import (
     check_whole,
     row_name,
 )
+from torchssvm.core.decoding import Decoding, as_decoding
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Decoding, Structure, as_decoding, digest, gated
+from torchssvm.core.structure import Structure, digest, gated
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.common import check_potentials, mask_of, reject_entries
 from torchssvm.structures.labelled import Indexed, Labelled, Places

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_type, check_whole
+from torchssvm.core.decoding import Decoding, Labeling, each_labeling, shifted
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
-from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling, reject_rows, shifted
+from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import Around, mask_of

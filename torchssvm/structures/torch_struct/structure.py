@@ -30,9 +30,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_number, needs
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Decoding, Structure, reject_rows
+from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.structures.common import check_shape, reject_entries
 
 SCORE_LIMIT = 2.0**14

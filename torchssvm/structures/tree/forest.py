@@ -9,10 +9,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_costs, check_int64, check_whole
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.marginals import Marginals, marginals_by_gradient
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
-from torchssvm.core.structure import Decoding
 from torchssvm.structures.common import (
     Head,
     check_fields,

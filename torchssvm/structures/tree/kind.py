@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import set_rows
+from torchssvm.core.decoding import Labeling
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Extra, HeadAdapter, Shapes
 from torchssvm.kinds.block import loss_of, size_of, state, uniform_mean_loss

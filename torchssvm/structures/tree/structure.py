@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from torchssvm.core.arguments import check_flags, check_int64, check_whole, row_name
+from torchssvm.core.decoding import Decoding
 from torchssvm.core.marginals import Marginals, marginals_by_gradient
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding
 from torchssvm.structures.common import check_labels, check_potentials, mask_of
 from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling
 from torchssvm.structures.max_marginals import tree_margins
