@@ -199,5 +199,5 @@ def test_scores_of_known_masks():
         ([nothing.long()], [nothing]),
         ([nothing.T], [nothing]),
     ):
-        with pytest.raises(ValueError, match="found"):
+        with pytest.raises(ValueError, match="predicted"):
             segmentation_scores(result, masks)

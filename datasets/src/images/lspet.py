@@ -140,21 +140,21 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
         """The centres of places of that grid in pixels of the canvas, float32 ``[..., 2]``."""
         return stride * (places.to(torch.float32) + 0.5)
 
-    def scores(self, found: Tensor) -> PoseScores:
+    def scores(self, predicted: Tensor) -> PoseScores:
         """Scores of poses of all images; errors are in pixels of the original images.
 
         The torso reaches from the left shoulder to the right hip.
 
         Args:
-            found: ``[n, 14, 2]``, (x, y) of the joints in pixels of the canvas.
+            predicted: ``[n, 14, 2]``, (x, y) of the joints in pixels of the canvas.
 
         Raises:
             ValueError: The shape is wrong.
         """
-        if found.shape != self.joints.shape:
-            raise ValueError(f"found must be {list(self.joints.shape)}, got {list(found.shape)}")
+        if predicted.shape != self.joints.shape:
+            raise ValueError(f"predicted must be {list(self.joints.shape)}, got {list(predicted.shape)}")
         scales = self.scales.view(-1, 1, 1)
-        return pose_scores(found.cpu() / scales, self.joints / scales, torso=(LEFT_SHOULDER, RIGHT_HIP))
+        return pose_scores(predicted.cpu() / scales, self.joints / scales, torso=(LEFT_SHOULDER, RIGHT_HIP))
 
     def __repr__(self) -> str:
         return f"LSPET(split={self.split!r}, size={self.size!r}, canvas={self.canvas}): {len(self)} images"

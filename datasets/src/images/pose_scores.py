@@ -30,11 +30,11 @@ class PoseScores(NamedTuple):
     median_error: float
 
 
-def detected_joints(found: Tensor, true: Tensor, within: float, *, torso: tuple[int, int]) -> Tensor:
+def detected_joints(predicted: Tensor, true: Tensor, within: float, *, torso: tuple[int, int]) -> Tensor:
     """Which joints lie within a share of the torso's size from the true ones (Sapp and Taskar 2013), bool ``[n, J]``.
 
     Args:
-        found: ``[n, J, 2]``, (x, y).
+        predicted: ``[n, J, 2]``, (x, y).
         true: ``[n, J, 2]``.
         within: The share; a distance equal to it counts.
         torso: The two joints whose distance in the true pose is the torso's size.
@@ -44,31 +44,33 @@ def detected_joints(found: Tensor, true: Tensor, within: float, *, torso: tuple[
 
     Example:
         >>> true = torch.tensor([[[0.0, 0.0], [0.0, 10.0]]])
-        >>> found = torch.tensor([[[0.0, 1.0], [3.0, 10.0]]])
-        >>> detected_joints(found, true, within=0.2, torso=(0, 1))
+        >>> predicted = torch.tensor([[[0.0, 1.0], [3.0, 10.0]]])
+        >>> detected_joints(predicted, true, within=0.2, torso=(0, 1))
         tensor([[ True, False]])
     """
-    found, true = check_tensor(found, "found"), check_tensor(true, "true")
-    if found.ndim != 3 or found.shape[2] != 2 or not found.numel() or found.shape != true.shape:
-        raise ValueError(f"found and true must be poses [n, J, 2], got {list(found.shape)} and {list(true.shape)}")
-    if not bool(found.isfinite().all()) or not bool(true.isfinite().all()):
-        raise ValueError("found and true must be finite")
+    predicted, true = check_tensor(predicted, "predicted"), check_tensor(true, "true")
+    if predicted.ndim != 3 or predicted.shape[2] != 2 or not predicted.numel() or predicted.shape != true.shape:
+        raise ValueError(
+            f"predicted and true must be poses [n, J, 2], got {list(predicted.shape)} and {list(true.shape)}"
+        )
+    if not bool(predicted.isfinite().all()) or not bool(true.isfinite().all()):
+        raise ValueError("predicted and true must be finite")
     if not within > 0:
         raise ValueError(f"within={within} must be positive")
     true = true.double()
     size = (true[:, torso[0]] - true[:, torso[1]]).norm(dim=1, keepdim=True)
-    return (found.double() - true).norm(dim=2) <= within * size
+    return (predicted.double() - true).norm(dim=2) <= within * size
 
 
-def pose_scores(found: Tensor, true: Tensor, *, torso: tuple[int, int]) -> PoseScores:
+def pose_scores(predicted: Tensor, true: Tensor, *, torso: tuple[int, int]) -> PoseScores:
     """Scores of poses; arguments and errors as of :func:`detected_joints`.
 
     Example:
         >>> true = torch.tensor([[[0.0, 0.0], [0.0, 10.0]]])
-        >>> found = torch.tensor([[[0.0, 1.0], [3.0, 10.0]]])
-        >>> pose_scores(found, true, torso=(0, 1)).mean_error
+        >>> predicted = torch.tensor([[[0.0, 1.0], [3.0, 10.0]]])
+        >>> pose_scores(predicted, true, torso=(0, 1)).mean_error
         2.0
     """
-    shares = [float(detected_joints(found, true, within, torso=torso).double().mean()) for within in (0.1, 0.2)]
-    errors = (found.double() - true.double()).norm(dim=2)
+    shares = [float(detected_joints(predicted, true, within, torso=torso).double().mean()) for within in (0.1, 0.2)]
+    errors = (predicted.double() - true.double()).norm(dim=2)
     return PoseScores(shares[0], shares[1], float(errors.mean()), float(errors.quantile(0.5)))

@@ -42,30 +42,30 @@ class SegmentationScores(NamedTuple):
     balanced_accuracy: float
 
 
-def segmentation_scores(found: Sequence[Tensor], masks: Sequence[Tensor]) -> SegmentationScores:
+def segmentation_scores(predicted: Sequence[Tensor], masks: Sequence[Tensor]) -> SegmentationScores:
     """Scores of predicted foregrounds.
 
     Args:
-        found: bool ``[H, W]`` for every image, True in the foreground; at least one.
+        predicted: bool ``[H, W]`` for every image, True in the foreground; at least one.
         masks: The true ones.
 
     Raises:
         ValueError: There are no images, or a size, a shape or a dtype does not fit.
 
     Example:
-        >>> found = [torch.tensor([[True, True], [False, False]])]
-        >>> segmentation_scores(found, masks=[torch.tensor([[True, False], [False, False]])]).iou
+        >>> predicted = [torch.tensor([[True, True], [False, False]])]
+        >>> segmentation_scores(predicted, masks=[torch.tensor([[True, False], [False, False]])]).iou
         0.5
     """
-    for name, given in (("found", found), ("masks", masks)):
+    for name, given in (("predicted", predicted), ("masks", masks)):
         check_several(given, name, "a list of tensors")
-    if len(found) != len(masks) or not len(masks):
-        raise ValueError(f"found are {len(found)} foregrounds, and masks {len(masks)}: give as many, at least 1")
+    if len(predicted) != len(masks) or not len(masks):
+        raise ValueError(f"predicted has {len(predicted)} foregrounds, and masks {len(masks)}: give as many")
     counts = np.zeros((len(masks), 4), np.int64)
-    for i, (output, mask) in enumerate(zip(found, masks, strict=True)):
+    for i, (output, mask) in enumerate(zip(predicted, masks, strict=True)):
         if output.shape != mask.shape or output.dtype != mask.dtype or str(output.dtype) != "torch.bool":
             raise ValueError(
-                f"found[{i}] must be bool {list(mask.shape)}, as its mask, got {output.dtype} {list(output.shape)}"
+                f"predicted[{i}] must be bool {list(mask.shape)}, as its mask, got {output.dtype} {list(output.shape)}"
             )
         counts[i] = int((output & mask).sum()), int(output.sum()), int(mask.sum()), mask.numel()
     return scores_of_counts(counts)

@@ -34,7 +34,7 @@ class ChunkingDataset(SparseChains):
         vocabulary: Columns and states.
         stand_in: The tag in ``y`` for tags that are not in the vocabulary; None makes them an error.
             :meth:`tags` always returns the tags of the file, so that chunk scores are not affected.
-        found: The attributes of these sentences, if they are computed already.
+        attributes: The attributes of these sentences, if they are computed already.
 
     Attributes:
         sentences: As given.
@@ -44,7 +44,7 @@ class ChunkingDataset(SparseChains):
         num_states: Tags of the vocabulary.
 
     Raises:
-        ValueError: A tag is not in the vocabulary (the message names file and line), ``found`` belongs to other
+        ValueError: A tag is not in the vocabulary (the message names file and line), ``attributes`` belongs to other
             sentences, or the vocabulary to other templates.
 
     Example:
@@ -67,7 +67,7 @@ class ChunkingDataset(SparseChains):
         vocabulary: Vocabulary,
         *,
         stand_in: str | None = None,
-        found: Attributes | None = None,
+        attributes: Attributes | None = None,
     ) -> None:
         if not isinstance(sentences, TaggedSentences) or not isinstance(vocabulary, Vocabulary):
             raise TypeError(
@@ -75,17 +75,17 @@ class ChunkingDataset(SparseChains):
                 f"{type(sentences).__name__} and a {type(vocabulary).__name__}"
             )
         states = _states(sentences, vocabulary, stand_in)
-        if found is None:
-            found = self.describe(sentences)
+        if attributes is None:
+            attributes = self.describe(sentences)
         else:
-            check_object(found, "found", "check", "ChunkingDataset.describe(sentences)")
-            found.check(sentences)
-        if vocabulary.templates and found.templates != vocabulary.templates:
+            check_object(attributes, "attributes", "check", "ChunkingDataset.describe(sentences)")
+            attributes.check(sentences)
+        if vocabulary.templates and attributes.templates != vocabulary.templates:
             raise ValueError(
                 f"vocabulary has the attributes of {vocabulary.templates!r}, and a {type(self).__name__} has "
-                f"{found.templates!r}: give the vocabulary of a training set of the same class"
+                f"{attributes.templates!r}: give the vocabulary of a training set of the same class"
             )
-        rows, columns = vocabulary.columns(found)
+        rows, columns = vocabulary.columns(attributes)
         super().__init__(
             offsets=torch.from_numpy(sentences.offsets),
             rows=torch.from_numpy(rows),
@@ -171,7 +171,7 @@ class ChunkingDataset(SparseChains):
         attributes = self.describe(first)
         vocabulary = Vocabulary.from_attributes(attributes, self.vocabulary.min_count, self.vocabulary.tags)
         return (
-            self._made_of(first, vocabulary, stand_in=self.stand_in, found=attributes),
+            self._made_of(first, vocabulary, stand_in=self.stand_in, attributes=attributes),
             self._made_of(rest, vocabulary, stand_in=self.stand_in),
         )
 

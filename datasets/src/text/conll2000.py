@@ -77,7 +77,7 @@ class CoNLL2000(ChunkingDataset):
         if vocabulary is None:
             training = described if split == "train" else attributes(read_columns(locate("train", root)))
             vocabulary = Vocabulary.from_attributes(training, least, self.chunk_tags)
-        super().__init__(sentences, vocabulary, stand_in="O" if split == "test" else None, found=described)
+        super().__init__(sentences, vocabulary, stand_in="O" if split == "test" else None, attributes=described)
 
 
 def locate(split: str, root: str | os.PathLike[str] | None = None) -> Path:

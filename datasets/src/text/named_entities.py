@@ -30,13 +30,13 @@ class NamedEntities(ChunkingDataset):
         min_count: How often an attribute must occur to have a column, where the vocabulary is made.
         stand_in: The tag in ``y`` for tags that are not in the vocabulary, such as tags of a type without training
             examples; None makes them an error.
-        found: The attributes of these sentences, if they are computed already.
+        attributes: The attributes of these sentences, if they are computed already.
 
     Attributes:
         vocabulary: As given, or made.
 
     Raises:
-        ValueError: ``found`` or ``vocabulary`` belongs to other sentences or templates, or a tag is not in the
+        ValueError: ``attributes`` or ``vocabulary`` belongs to other sentences or templates, or a tag is not in the
             vocabulary; the message names file and line.
 
     Example:
@@ -57,7 +57,7 @@ class NamedEntities(ChunkingDataset):
         *,
         min_count: int = 1,
         stand_in: str | None = None,
-        found: Attributes | None = None,
+        attributes: Attributes | None = None,
     ) -> None:
         if not isinstance(sentences, TaggedSentences):
             raise TypeError(f"sentences must be TaggedSentences, as of read_columns, not a {type(sentences).__name__}")
@@ -67,10 +67,10 @@ class NamedEntities(ChunkingDataset):
             if sentences.tags is None:
                 raise ValueError(f"{sentences.source} has no tags: give the vocabulary of a training set")
             check_whole(min_count, "min_count")  # before the work
-            found = self.describe(sentences) if found is None else found
+            attributes = self.describe(sentences) if attributes is None else attributes
             tags = sorted_tags(sentences.tags) if sentences.scheme is None else entity_tags(sentences.tags)
-            vocabulary = Vocabulary.from_attributes(found, min_count, tags)
-        super().__init__(sentences, vocabulary, stand_in=stand_in, found=found)
+            vocabulary = Vocabulary.from_attributes(attributes, min_count, tags)
+        super().__init__(sentences, vocabulary, stand_in=stand_in, attributes=attributes)
 
     @classmethod
     def from_file(

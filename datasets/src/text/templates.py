@@ -41,7 +41,7 @@ class Attributes(NamedTuple):
     def check(self, sentences: TaggedSentences) -> None:
         """Raise ValueError unless these are the attributes of the sentences."""
         if self.tokens != fingerprint(sentences):
-            raise ValueError(f"found holds the attributes of other sentences than {sentences.source}: leave it out")
+            raise ValueError(f"attributes belong to other sentences than {sentences.source}: leave them out")
 
     def of(self, token: int) -> list[str]:
         """The attributes of a token."""

@@ -171,7 +171,7 @@ class AlignmentErrors(NamedTuple):
     recall: float
 
 
-def alignment_errors(found: Iterable[Iterable[Link]], pairs: Sequence[SentencePair]) -> AlignmentErrors:
+def alignment_errors(predicted: Iterable[Iterable[Link]], pairs: Sequence[SentencePair]) -> AlignmentErrors:
     """Alignment error rate, precision and recall of the predicted links of each sentence pair.
 
     Without links to count, precision and recall are 1, and the error rate is 0.
@@ -185,14 +185,14 @@ def alignment_errors(found: Iterable[Iterable[Link]], pairs: Sequence[SentencePa
         >>> alignment_errors([[(0, 0)]], [pair]).recall  # of the predicted links of each pair
         0.5
     """
-    for name, given in (("found", found), ("pairs", pairs)):
+    for name, given in (("predicted", predicted), ("pairs", pairs)):
         check_several(given, name, "a list, with an entry for each sentence pair")
-    alignments = [frozenset(links) for links in found]
+    alignments = [frozenset(links) for links in predicted]
     if len(alignments) != len(pairs):
-        raise ValueError(f"found has {len(alignments)} alignments, and pairs {len(pairs)} sentence pairs")
+        raise ValueError(f"predicted has {len(alignments)} alignments, and pairs {len(pairs)} sentence pairs")
     for number, chosen in enumerate(alignments):
         if wrong := [link for link in chosen if not (isinstance(link, tuple) and len(link) == 2)]:
-            raise TypeError(f"found[{number}] holds {wrong[0]!r}, and a link is a pair (French, English) of places")
+            raise TypeError(f"predicted[{number}] holds {wrong[0]!r}, and a link is a pair (French, English) of places")
     together = list(zip(alignments, pairs, strict=True))
     links, sure = sum(len(a) for a in alignments), sum(len(pair.sure) for pair in pairs)
     in_sure, in_possible = sum(len(a & p.sure) for a, p in together), sum(len(a & p.possible) for a, p in together)

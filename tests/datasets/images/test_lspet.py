@@ -122,7 +122,7 @@ def test_scores_are_in_pixels_of_the_images(made):
     assert perfect == (1.0, 1.0, 0.0, 0.0)
     moved = data.scores(data.joints + torch.tensor([8.0, 0.0]))
     assert moved.mean_error == pytest.approx(2.0, abs=1e-5)
-    with pytest.raises(ValueError, match="found"):
+    with pytest.raises(ValueError, match="predicted"):
         data.scores(data.joints[:5])
 
 

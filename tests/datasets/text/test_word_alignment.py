@@ -138,7 +138,7 @@ def test_known_error_rates():
     # Counts are over all sentences, not means of each.
     both = alignment_errors([[(0, 0), (1, 1)], [(3, 0)]], [pair, pair_with({(0, 0)}, ())])
     assert both == pytest.approx((1 - 4 / 6, 2 / 3, 2 / 3))
-    with pytest.raises(ValueError, match="found"):
+    with pytest.raises(ValueError, match="predicted"):
         alignment_errors([[]], [pair, pair])
 
 

@@ -428,7 +428,7 @@ def span_fault(span: Any, at: int) -> str:
 
 
 def span_f1(
-    found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], overlap: float = 1.0, times: Any = None
+    predicted: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], overlap: float = 1.0, times: Any = None
 ) -> float:
     """The F1 score of spans over all sequences; 1 where there are none.
 
@@ -448,13 +448,13 @@ def span_f1(
 
     Raises:
         TypeError: An argument is not lists of spans, or not a number.
-        ValueError: ``found``, ``true`` and ``times`` differ in length, or a number is out of range.
+        ValueError: ``predicted``, ``true`` and ``times`` differ in length, or a number is out of range.
     """
     times = [1.0] * len(true) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
     if not 0.5 <= check_number(overlap, "overlap") <= 1.0:
         raise ValueError(f"overlap={overlap} must be 0.5 to 1")
     right, total = 0.0, 0.0
-    for count, *spans in zip(times, found, true, strict=True):
+    for count, *spans in zip(times, predicted, true, strict=True):
         given, correct = ({(begin, end, label) for begin, end, label in several} for several in spans)
         total += check_number(count, "times", 0.0) * (len(given) + len(correct))
         right += count * (len(given & correct) if overlap == 1.0 else _overlapping(given, correct, overlap))
