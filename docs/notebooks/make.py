@@ -106,6 +106,7 @@ def run(notebook: NotebookNode, folder: Path) -> None:
             for output in cell.outputs:
                 if "text" in output:
                     output["text"] = _PATHS.sub("", output["text"])
+            cell["outputs"] = [output for output in cell.outputs if output.get("text") != ""]
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     examples = ((rows if index is None else on_host(index)[rows]).unique() + dual.own.start).tolist()
     raise RuntimeError(
         f"{len(examples)} of {len(targets)} examples have other targets (or edges, parents or capacities) than before, "
-        f"{examples[:5]} among them: make a new DualState, or use solve(start=..., kept=...)"
+        f"{examples[:5]} among them: restore their order, make a new DualState, or use solve(start=..., kept=...)"
     )
 
 

@@ -90,10 +90,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         interactions: True scores all pairs of labels that are on in some examples and off in others, False none; None
             chooses as above, and of more than 60 labels a warning says that pairs are left out.
         class_weight: None, "balanced", or a dictionary by label (0 to K - 1): the cost of deciding a label wrongly, on
-            or off, "balanced" by how seldom it is on. Without pairs a label of cost c has the hinge ``max(0, c -
-            margin)``, where scikit-learn has ``c max(0, 1 - margin)``: a larger margin at the same C, so that at a
-            small C the label is predicted less often; choose C with it. Where ``y`` is a vector, the weight of an
-            example's loss, by its class.
+            or off alike, "balanced" by how seldom it is on. For more predictions of rare labels, see ``threshold``.
+            Without pairs a label of cost c has the hinge ``max(0, c - margin)``, where scikit-learn has ``c max(0, 1 -
+            margin)``: a larger margin at the same C, so that at a small C the label is predicted less often; choose C
+            with it. Where ``y`` is a vector, the weight of an example's loss, by its class.
         fit_intercept: Whether every label has an intercept; it is regularised like the other weights. Without, columns
             keep their means.
         threshold: A label is predicted where its margin is above 0, or with "f1" above the number that gives the best

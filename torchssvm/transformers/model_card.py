@@ -12,12 +12,12 @@ from torchssvm.core.states import seal
 _MARK = "<!-- torchssvm wrote this page, and writes it anew while nobody edits it: {} -->\n"
 
 
-def note_solved(tagger: Any, solved: Any) -> None:
-    """Keep the certificate and the score of a head that was solved and kept, in the configuration, for the card."""
+def note_solved(tagger: Any, solved: Any, held_out: int) -> None:
+    """Keep the certificate of a head that was kept, and its score on so many sentences, in the configuration."""
     if solved.kept:
         names = ("lam", "num_examples", "primal", "dual", "gap")
         figures = {name: getattr(solved.certificate, name) for name in names}
-        tagger.config.solved = {**figures, "score": solved.after, "weights": _weights(tagger)}
+        tagger.config.solved = {**figures, "score": solved.after, "held_out": held_out, "weights": _weights(tagger)}
 
 
 def write_card(tagger: Any, folder: Any) -> None:
@@ -97,5 +97,5 @@ def _certificate(tagger: Any) -> str:
     if solved["score"] is None:
         return text
     measure = "share of right words" if tagger.config.scheme is None else "F1 of spans"
-    score = f"{100 * solved['score']:.2f} %"
-    return f"{text}\n\nThe {measure} was {score} on held-out sentences, by which the head was chosen."
+    score = f"{100 * solved['score']:.2f} % on {solved['held_out']:,} held-out sentences"
+    return f"{text}\n\nThe {measure} was {score}, by which the head was chosen."

@@ -32,7 +32,7 @@ class Solved(NamedTuple):
         before: The score of the old head on held-out examples: the F1 of spans, or the share of right words without
             a scheme. None without held-out examples.
         after: The score of the new head.
-        kept: Whether the tagger has the new head.
+        kept: Whether the tagger has the new head: it does if the score is higher, or the old head was zero.
 
     Example:
         >>> tagger = StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO"))
@@ -141,7 +141,8 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
     if score is not None:
         before = score(copy.deepcopy(tagger.head).cpu())
         after = score(head) if choice is None else choice.best.score
-    kept = before is None or after is None or after >= before
+    trained = any(bool(p.any()) for p in tagger.head.parameters())
+    kept = before is None or after is None or after > before or not trained
     if kept:
         write(head.parameters(), tagger.head.parameters())
         tagger.config.probability_temperature = 1.0  # the old one was fitted to the old head

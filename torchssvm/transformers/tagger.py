@@ -451,7 +451,7 @@ class StructuredTagger(PreTrainedModel):
         """
         options: Any = {"tolerance": tolerance, "solver": solver, "progress": progress}
         solved = solve_head(self, dataset, held_out, lam, batch_size, **options)
-        note_solved(self, solved)
+        note_solved(self, solved, 0 if held_out is None else len(held_out))
         return solved
 
     def calibrate(self, held_out: Any, *, batch_size: int = 32) -> float:

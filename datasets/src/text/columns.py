@@ -253,8 +253,8 @@ def _places(
     known = [place for place in places if place is not None]
     if twice := [place for place in known if known.count(place) > 1]:
         raise ValueError(
-            f"{where}: words, tags and parts of speech must be different columns, and two of them are column "
-            f"{twice[0]} of {fields.width}"
+            f"{where}: word, tag and part of speech must be different columns, and two of them are column {twice[0]}; "
+            f"the line has {fields.width} column{'s' * (fields.width > 1)}"
         )
     return word, None if tags_optional and tag == word else tag, pos  # the last column holds the words
 

@@ -190,7 +190,6 @@ def test_arcs_that_cross_are_refused():
         (lambda: Arborescence(num_labels=2, label_cost=1.5), "label_cost"),
         (lambda: Arborescence(label_cost=0.5), "label_cost"),
         (lambda: LinearArcs(3, num_labels=2, structure=Arborescence(num_labels=3)), "num_labels=2"),
-        (lambda: LinearArcs(3, structure=Arborescence(num_labels=3)), "num_labels=None"),
         (lambda: Arborescence(num_labels=2).join(torch.tensor([[0]]), torch.tensor([[2]])), "label 2"),
         (lambda: Arborescence(num_labels=2).decode(torch.zeros(1, 2, 3)), "potentials"),
         (lambda: Arborescence().decode(torch.zeros(1, 2, 3, 2)), "potentials"),

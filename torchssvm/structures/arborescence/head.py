@@ -28,7 +28,7 @@ class LinearArcs(Head):
 
     Args:
         in_features: F, the number of columns.
-        num_labels: L, the number of labels of an arc, which the structure must have too; None for arcs without labels.
+        num_labels: L, the number of labels of an arc; None is the structure's, or arcs without labels.
         structure: How outputs are decoded and what they cost; None is ``Arborescence(num_labels=num_labels)``: all
             arborescences, with the share of wrong heads as loss.
 
@@ -52,9 +52,9 @@ class LinearArcs(Head):
         self.in_features = check_whole(in_features, "in_features")
         self.structure = check_structure(structure, "Arborescence()") or Arborescence(num_labels=num_labels)
         self.num_labels = getattr(self.structure, "num_labels", num_labels)
-        if self.num_labels != num_labels:
+        if num_labels not in (None, self.num_labels):
             raise ValueError(f"structure={structure} does not fit num_labels={num_labels}: give both the same one")
-        self.weight = weight(torch.zeros(self.in_features, *([] if num_labels is None else [num_labels])))
+        self.weight = weight(torch.zeros(self.in_features, *([] if self.num_labels is None else [self.num_labels])))
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""
