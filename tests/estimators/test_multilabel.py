@@ -190,3 +190,16 @@ def test_a_cost_is_the_margin_that_is_asked_for():
     hinges = np.maximum(cost - (2 * y - 1) * (X @ fitted.coef_.T + fitted.intercept_), 0.0)
     squares = np.square(fitted.coef_).sum() + np.square(fitted.intercept_).sum()
     assert fitted.certificate_.primal == pytest.approx(fitted.lam_ / 2 * squares + hinges.sum(1).mean())
+
+
+def test_a_saved_estimator_of_sparse_rows_takes_them_again(tmp_path):
+    pytest.importorskip("safetensors")
+    X = sparse.random(60, 12, density=0.2, format="csc", random_state=0)
+    y = (X[:, :3].toarray() > 0.3).astype(int)
+    fitted = MultilabelSVC(C=10.0, random_state=0).fit(X, y)
+    fitted.save(tmp_path / "sets.safetensors")
+    decoded = load_head(tmp_path / "sets.safetensors").decode(SparseFeatures.of_rows(X))
+    assert decoded.tolist() == fitted.predict(X).tolist()
+    assert decoded.any()
+    with pytest.raises(TypeError, match="matrix must be a scipy sparse matrix"):
+        SparseFeatures.of_rows(torch.ones(2, 2))

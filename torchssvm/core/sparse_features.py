@@ -45,6 +45,19 @@ class SparseFeatures(NamedTuple):
     columns: Tensor
     values: Tensor | None = None
 
+    @classmethod
+    def of_rows(cls, matrix: Any) -> SparseFeatures:
+        """The rows of a scipy sparse matrix ``[n, F]``, as ``[n, P]``: a saved ``MultilabelSVC`` takes them.
+
+        Raises:
+            TypeError: ``matrix`` is no sparse matrix.
+        """
+        if not hasattr(matrix, "tocsr"):
+            raise TypeError(f"matrix must be a scipy sparse matrix [n, F], got {describe(matrix)}")
+        rows = matrix.tocsr()
+        columns, values = torch.from_numpy(rows.indices), torch.from_numpy(rows.data)
+        return padded_lists(rows.indptr[:-1].astype(np.int64), np.diff(rows.indptr), columns, values)
+
     def dense(self, num_features: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The same features as ``[B, N, num_features]``, for small problems; ValueError for columns out of range."""
         _check_columns(self.columns, check_whole(num_features, "num_features"))
