@@ -99,8 +99,9 @@ def choose_thresholds(margins: np.ndarray, y: np.ndarray, times: np.ndarray | No
 def _cuts(margins: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Thresholds between neighbouring margins, descending, and the right and all decisions above each of them."""
     order = np.argsort(-margins, kind="stable")
-    margins, last = margins[order], 2.0 * margins.min() - margins.max()
-    below = np.append(margins[1:], last)  # the last threshold is below all margins
+    margins = margins[order]
+    # The last threshold is half of the range below all margins, or 1, as far as the hinge moves a label from 0.
+    below = np.append(margins[1:], margins[-1] - max(margins[0] - margins[-1], 2.0))
     ends = margins > below
     ends[-1] = True
     right, predicted = (weight * y)[order].cumsum(), weight[order].cumsum()
