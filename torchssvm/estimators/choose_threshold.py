@@ -89,10 +89,10 @@ def choose_thresholds(margins: np.ndarray, y: np.ndarray, times: np.ndarray | No
         return np.full(y.shape[1], cuts[(right / (predicted + positives)).argmax()])
     chosen, share = np.zeros(y.shape[1]), _SHARED / positives
     for k in np.flatnonzero(y.any(0)):
-        own, hits, taken = _cuts(margins[:, k], y[:, k], weight[:, k])
-        at = np.searchsorted(-cuts, -own)  # the common cut that takes the same decisions, or one more
+        cut, hits, taken = _cuts(margins[:, k], y[:, k], weight[:, k])
+        at = np.searchsorted(-cuts, -cut)  # the common cut that takes the same decisions, or one more
         both = float((weight[:, k] * y[:, k]).sum()) + _SHARED
-        chosen[k] = own[((hits + share * right[at]) / (taken + share * predicted[at] + both)).argmax()]
+        chosen[k] = cut[((hits + share * right[at]) / (taken + share * predicted[at] + both)).argmax()]
     return chosen
 
 
