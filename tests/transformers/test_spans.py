@@ -86,6 +86,11 @@ def test_spans_that_do_not_fit(tokenizer, spans, named):
         spans_to_tags(tokenizer, ["red", TEXT], [[], spans], LABELS)
 
 
+def test_labels_without_o(tokenizer):
+    with pytest.raises(ValueError, match="lack O"):
+        spans_to_tags(tokenizer, ["red house"], [[(0, 3, "X")]], ["B-X", "I-X"])
+
+
 def test_texts_that_are_no_list_of_strings(tokenizer):
     with pytest.raises(TypeError, match="texts"):
         spans_to_tags(tokenizer, "red", [[]], LABELS)
