@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -62,6 +63,12 @@ def read(text: Any, name: str, tokenizer: Any) -> Pieces:
         places.append((start, stop))
     if not first:
         raise ValueError(f"{name}={text!r} has no word: leave it out")
+    if not split:  # tokenisers that drop accents count none behind the last letter
+        bounds = [*(start for start, _ in places[1:]), len(text)]
+        places = [
+            (start, next((at for at in range(stop, bound) if not unicodedata.combining(text[at])), max(stop, bound)))
+            for (start, stop), bound in zip(places, bounds, strict=True)
+        ]
     if split and (lost := set(range(len(text))) - set(words)):
         raise ValueError(f"{name} has the word {text[min(lost)]!r}, which the tokeniser drops: leave it out")
     return Pieces(dict(output), [inner[0], *first[1:], inner[-1] + 1], first, places)
