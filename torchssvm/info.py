@@ -41,7 +41,7 @@ def describe_installation() -> str:
         "stock Numba": "yes" if stock.is_on() else "no",
     }
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "numba"))
-    first = f"torchssvm {version('torchssvm')}\nPython {platform.python_version()}, {packages}"
+    first = f"torchssvm {version('torchssvm') or 'is not installed'}\nPython {platform.python_version()}, {packages}"
     return "\n".join([first, *(f"{name}: {text}" for name, text in lines.items())])
 
 
@@ -62,8 +62,10 @@ def processor() -> str:
 
 def _extras() -> dict[str, list[str]]:
     """The packages of every extra but ``all``; a package for another system is left out."""
-    packages = defaultdict[str, list[str]](list)
-    for line in importlib.metadata.requires("torchssvm") or ():
+    packages, lines = defaultdict[str, list[str]](list), list[str]()
+    with suppress(importlib.metadata.PackageNotFoundError):  # the folder is on the path, without an installation
+        lines = importlib.metadata.requires("torchssvm") or []
+    for line in lines:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
         system = re.search(r"platform_system == ['\"](\w+)['\"]", line)
         if extra and extra[1] != "all" and (system is None or system[1] == platform.system()):

@@ -163,6 +163,14 @@ def test_it_goes_with_weights_warm_starts_and_searches():
     assert search.best_params_["threshold"] is not None
 
 
+@pytest.mark.parametrize("threshold", ["f1", "f1-by-label"])
+def test_labels_that_are_always_on_are_predicted_where_margins_are_equal(threshold):
+    X, y = np.zeros((30, 4)), np.array([[1, 0, 1]] * 30)
+    fitted = MultilabelSVC(random_state=0, threshold=threshold).fit(X, y)
+    np.testing.assert_array_equal(fitted.predict(X), y)
+    np.testing.assert_allclose(choose_thresholds(np.ones((5, 2)), np.ones((5, 2)), None, threshold == "f1-by-label"), 0)
+
+
 def test_what_is_refused():
     X, y = _rare(6, 30)
     with pytest.raises(ValueError, match="threshold='f2' must be None, 'f1' or 'f1-by-label'"):

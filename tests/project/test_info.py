@@ -39,6 +39,18 @@ def test_an_extra_is_listed_if_all_its_packages_are_installed(monkeypatch):
     assert said()["extras"] == "both"
 
 
+def test_without_an_installation_it_still_says_the_rest(monkeypatch):
+    def missing(name):
+        if name == "torchssvm":
+            raise importlib.metadata.PackageNotFoundError
+        return "1.0"
+
+    for each in ("requires", "version"):
+        monkeypatch.setattr(importlib.metadata, each, missing)
+    assert info.describe_installation().startswith("torchssvm is not installed\nPython ")
+    assert said()["extras"] == "none"
+
+
 def test_every_extra_is_known():
     known = importlib.metadata.metadata("torchssvm").get_all("Provides-Extra")
     assert {*info._extras(), "all", "triton"} == {*known}  # triton is for Linux alone

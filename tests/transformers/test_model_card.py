@@ -97,3 +97,8 @@ def test_a_page_that_somebody_wrote_or_edited_stays(tagger, items, tmp_path, edi
     tagger.save_pretrained(tmp_path)
     assert page.read_bytes() == edited
     StructuredTagger.from_pretrained(tmp_path)
+
+
+def test_only_the_main_process_writes_it(tagger, tmp_path):
+    tagger.save_pretrained(tmp_path, False)
+    assert not (tmp_path / "README.md").exists()

@@ -1,5 +1,6 @@
 """Spans of characters as tags."""
 
+import copy
 import random
 
 import pytest
@@ -15,6 +16,7 @@ from torchssvm.transformers import (  # noqa: E402
     spans_to_tags,
     tokenized,
 )
+from torchssvm.transformers.windows import read  # noqa: E402
 
 TEXT = "The red house, in old Rome."
 
@@ -84,6 +86,25 @@ def test_spans_of_a_tagger_give_its_tags_back(tokenizer, scheme):
 def test_spans_that_do_not_fit(tokenizer, spans, named):
     with pytest.raises(ValueError, match=named):
         spans_to_tags(tokenizer, ["red", TEXT], [[], spans], LABELS)
+
+
+def test_accents_that_a_tokeniser_drops_belong_to_their_letters(tokenizer):
+    from tokenizers import normalizers
+
+    bare = copy.deepcopy(tokenizer)
+    bare.backend_tokenizer.normalizer = normalizers.BertNormalizer()
+    text = "Zoe\u0308 in Mu\u0308nchen, cafe\u0301\u0323"
+    words = [text[start:stop] for start, stop in read(text, "text", bare).places]
+    assert words == ["Zoe\u0308", "in", "Mu\u0308nchen", ",", "cafe\u0301\u0323"]
+    bare.backend_tokenizer.normalizer = normalizers.NFKC()
+    assert read("a\u2026", "text", bare).places == [(0, 1), (1, 2), (1, 2), (1, 2)]  # one character, three dots
+    bare.backend_tokenizer.normalizer = normalizers.BertNormalizer()
+    assert spans_to_tags(bare, [text], [[(0, 4, "X"), (8, 16, "Y")]], LABELS) == [["B-X", "O", "B-Y", "O", "O"]]
+
+
+def test_labels_without_o(tokenizer):
+    with pytest.raises(ValueError, match="lack O"):
+        spans_to_tags(tokenizer, ["red house"], [[(0, 3, "X")]], ["B-X", "I-X"])
 
 
 def test_texts_that_are_no_list_of_strings(tokenizer):

@@ -42,7 +42,7 @@ def spaced(sizes):
     for size in sizes:
         bounds.append(bounds[-1] + size)
     ids = list(range(bounds[-1] + 1))
-    return Pieces({"input_ids": ids}, bounds, [(word, word + 1) for word in range(len(sizes))])
+    return Pieces({"input_ids": ids}, bounds, bounds[:-1], [(word, word + 1) for word in range(len(sizes))])
 
 
 def windows_by_hand(sizes, room, stride):
@@ -298,6 +298,19 @@ def test_groups_of_parameters_decay_as_a_trainers_do(tmp_path):
 def test_what_does_not_fit_is_refused(tagger, tokenizer, call, named):
     with pytest.raises(ValueError, match=named):
         call(tagger, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "tags", "named"),
+    [
+        ("red", ["O"] * 3, "sentences='red'"),
+        (["red", "old"], ["O", "O"], r"tags\[0\]='O'"),
+        ([["red"]], [0], r"tags\[0\]=0"),
+    ],
+)
+def test_one_sentence_in_place_of_several_is_refused(tokenizer, sentences, tags, named):
+    with pytest.raises(TypeError, match=named):
+        tokenized(tokenizer, sentences, tags, LABELS)
 
 
 def test_a_tokeniser_that_does_not_know_the_encoder(tagger, tokenizer):

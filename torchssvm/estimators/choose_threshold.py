@@ -89,18 +89,19 @@ def choose_thresholds(margins: np.ndarray, y: np.ndarray, times: np.ndarray | No
         return np.full(y.shape[1], cuts[(right / (predicted + positives)).argmax()])
     chosen, share = np.zeros(y.shape[1]), _SHARED / positives
     for k in np.flatnonzero(y.any(0)):
-        own, hits, taken = _cuts(margins[:, k], y[:, k], weight[:, k])
-        at = np.searchsorted(-cuts, -own)  # the common cut that takes the same decisions, or one more
+        cut, hits, taken = _cuts(margins[:, k], y[:, k], weight[:, k])
+        at = np.searchsorted(-cuts, -cut)  # the common cut that takes the same decisions, or one more
         both = float((weight[:, k] * y[:, k]).sum()) + _SHARED
-        chosen[k] = own[((hits + share * right[at]) / (taken + share * predicted[at] + both)).argmax()]
+        chosen[k] = cut[((hits + share * right[at]) / (taken + share * predicted[at] + both)).argmax()]
     return chosen
 
 
 def _cuts(margins: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Thresholds between neighbouring margins, descending, and the right and all decisions above each of them."""
     order = np.argsort(-margins, kind="stable")
-    margins, last = margins[order], 2.0 * margins.min() - margins.max()
-    below = np.append(margins[1:], last)  # the last threshold is below all margins
+    margins = margins[order]
+    # The last threshold is half of the range below all margins, or 1, as far as the hinge moves a label from 0.
+    below = np.append(margins[1:], margins[-1] - max(margins[0] - margins[-1], 2.0))
     ends = margins > below
     ends[-1] = True
     right, predicted = (weight * y)[order].cumsum(), weight[order].cumsum()

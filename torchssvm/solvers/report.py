@@ -188,7 +188,8 @@ class RunReport:
         marker = "o" if len(self.history) < 60 else None
         axes.plot(seconds, primal, marker=marker, color="tab:red", label=f"primal{bound}")
         axes.plot(seconds, dual, marker=marker, color="tab:blue", label="dual")
-        axes.fill_between(seconds, dual, primal, color="tab:gray", alpha=0.25, label="the optimum is in here")
+        if not all(c.relaxed for c in certificates):
+            axes.fill_between(seconds, dual, primal, color="tab:gray", alpha=0.25, label="the optimum is in here")
         if relaxed := [c for c, _ in self.history if _relaxation(c)]:
             below = [_relaxation(c).get("relaxed_dual", math.nan) for c in certificates]
             axes.plot(seconds, below, color="tab:blue", linestyle="--", label="dual of the relaxation")

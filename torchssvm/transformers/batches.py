@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_readable, is_whole, places_of
+from torchssvm.core.arguments import check_readable, check_several, is_whole, places_of
 from torchssvm.core.batch import select_tokens
 from torchssvm.core.structure import reject_rows
 from torchssvm.datasets.padded import padded
@@ -46,6 +46,7 @@ def tokenized(
         ``stride`` also ``window``: the number of the item among those of its sentence, and how many these are.
 
     Raises:
+        TypeError: ``sentences`` is one text, or the tags of a sentence are no list.
         ValueError: A sentence has no word, or another number of tags than words, a tag is none of the labels, a word
             has no piece or may have no tag, or a sentence has more pieces than the tokeniser says that the encoder
             takes: nothing is cut off. With ``stride``: it is not less than a window, or a span is longer.
@@ -61,7 +62,9 @@ def tokenized(
     states = places_of(labels)
     limit = tokenizer.model_max_length
     check_stride(stride, tokenizer, limit)
+    check_several(sentences, "sentences", "a list of sentences")
     for place, row in enumerate(tags):
+        check_several(row, f"tags[{place}]", "a list of tags")
         check_readable(row, f"tags[{place}]")
     tags = [row.tolist() if hasattr(row, "tolist") else row for row in tags]
     several = any(isinstance(tag, _SEVERAL) for row in tags for tag in row)

@@ -91,7 +91,7 @@ def _certificate(tagger: Any) -> str:
         f"The head was trained on the encoder's features of {solved['num_examples']:,} sentences.\n\n"
         "| λ | primal | dual | gap |\n| --- | --- | --- | --- |\n"
         f"| {solved['lam']:.6g} | {solved['primal']:.6g} | {solved['dual']:.6g} | {solved['gap']:.6g} |\n\n"
-        "The primal is the objective of the head, and no head has one below the dual. "
+        "The primal is the objective of the head, and no head has one below the dual for the labels of this training. "
         f"The gap is {100 * share:.3g} % of the primal."
     )
     if solved["score"] is None:

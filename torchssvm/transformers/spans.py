@@ -28,7 +28,7 @@ def spans_to_tags(
     Raises:
         TypeError: ``texts`` is one text, or a text is no string.
         ValueError: A span is no such triple, has no word or lies outside of its text, begins or ends within a word, or
-            overlaps another; or ``labels`` lack a tag of its words.
+            overlaps another; or ``labels`` lack O, or a tag of its words.
 
     Example:
         >>> spans_to_tags(tokenizer, ["are we in Rome"], [[(10, 14, "LOC")]], labels)
@@ -36,6 +36,8 @@ def spans_to_tags(
     """
     check_several(texts, "texts", "a list of texts")
     states, every = places_of(labels), list[list[str]]()
+    if "O" not in states:
+        raise ValueError(f"labels={[*labels]} lack O: add it, for words outside of spans")
     bioes = any(str(label).startswith(("S-", "E-")) for label in labels)
     for number, (text, marked) in enumerate(zip(texts, spans, strict=True)):
         if not isinstance(text, str):

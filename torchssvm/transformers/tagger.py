@@ -186,14 +186,15 @@ class StructuredTagger(PreTrainedModel):
         config = StructuredTaggerConfig(encoder.config, labels, scheme, **settings)
         return cls(config, encoder).eval()  # as from_pretrained leaves the encoder
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **options: Any) -> None:
         """As in ``transformers``, with a model card, README.md, unless the folder has one that you wrote or edited.
 
         The card says how to load the tagger, and has the certificate of the last :meth:`solve` if its weights are kept.
+        With ``push_to_hub=True``, ``transformers`` writes the card of the repository in its place.
         """
-        if options.get("is_main_process", True) and not Path(save_directory).is_file():
+        if is_main_process and not Path(save_directory).is_file():
             write_card(self, save_directory)
-        super().save_pretrained(save_directory, *args, **options)
+        super().save_pretrained(save_directory, is_main_process, *args, **options)
 
     @classmethod
     @torch.no_grad()
@@ -478,7 +479,7 @@ class StructuredTagger(PreTrainedModel):
 
         Args:
             texts: Sentences, or with ``stride`` texts of any length. A string is split into words by the tokeniser, as
-                ``word_ids`` says.
+                ``word_ids`` says; spaces alone are no word.
             tokenizer: The encoder's, a fast one.
             batch_size: How many texts are decoded together, and how many windows of them are encoded.
             stride: Cuts a text that has more pieces than the encoder takes into windows of whole words, of which

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ class Pieces(NamedTuple):
     """A text, tokenised."""
 
     inputs: dict[str, list[int]]  # of the encoder, lists of one length: input_ids, attention_mask
-    bounds: list[int]  # the first piece of each word, and the piece after the last word
+    bounds: list[int]  # where the pieces of each word begin, with spaces behind it, and the piece after the last
+    first: list[int]  # the first piece of each word
     places: list[tuple[int, int]]  # start and stop of each word, in characters of a text, or words of a list
 
 
@@ -47,18 +49,29 @@ def read(text: Any, name: str, tokenizer: Any) -> Pieces:
         text = list(text)
     output = tokenizer(text, is_split_into_words=split, return_offsets_mapping=True, truncation=False, verbose=False)
     offsets, words = output.pop("offset_mapping"), output.word_ids()
-    bounds, places, end = list[int](), list[tuple[int, int]](), 0
-    for word, group in itertools.groupby((at for at, word in enumerate(words) if word is not None), words.__getitem__):
+    inner = [at for at, word in enumerate(words) if word is not None]
+    first, places = list[int](), list[tuple[int, int]]()
+    for word, group in itertools.groupby(inner, words.__getitem__):
         its = [*group]
         start, stop = (word, word + 1) if split else (offsets[its[0]][0], offsets[its[-1]][1])
-        bounds.append(its[0])
-        end = its[-1] + 1
-        places.append((start if split else stop - len(text[start:stop].lstrip()), stop))  # some keep the space before
-    if not bounds:
+        if not split:  # byte-level tokenisers keep the space before a word, and make words of other spaces
+            content = text[start:stop]
+            if not content.strip():
+                continue
+            start, stop = stop - len(content.lstrip()), start + len(content.rstrip())
+        first.append(its[0])
+        places.append((start, stop))
+    if not first:
         raise ValueError(f"{name}={text!r} has no word: leave it out")
+    if not split:  # tokenisers that drop accents count none behind the last letter
+        bounds = [*(start for start, _ in places[1:]), len(text)]
+        places = [
+            (start, next((at for at in range(stop, bound) if not unicodedata.combining(text[at])), max(stop, bound)))
+            for (start, stop), bound in zip(places, bounds, strict=True)
+        ]
     if split and (lost := set(range(len(text))) - set(words)):
         raise ValueError(f"{name} has the word {text[min(lost)]!r}, which the tokeniser drops: leave it out")
-    return Pieces(dict(output), [*bounds, end], places)
+    return Pieces(dict(output), [inner[0], *first[1:], inner[-1] + 1], first, places)
 
 
 def cut(pieces: Pieces, name: str, limit: int, stride: int | None, starts: Sequence[int] | None = None) -> list[Window]:
@@ -70,7 +83,7 @@ def cut(pieces: Pieces, name: str, limit: int, stride: int | None, starts: Seque
     """
     total = len(pieces.inputs["input_ids"])
     if total <= limit:
-        return [Window(pieces.inputs, range(len(pieces.places)), pieces.bounds[:-1])]
+        return [Window(pieces.inputs, range(len(pieces.places)), pieces.first)]
     if stride is None:
         raise ValueError(
             f"{name} has {total} pieces, and the encoder takes {limit}: give stride=, or cut it into sentences"
@@ -92,7 +105,7 @@ def cut(pieces: Pieces, name: str, limit: int, stride: int | None, starts: Seque
             for key, row in pieces.inputs.items()
         }
         words, shift = range(starts[unit], starts[end]), bounds[0] - bounds[begin]
-        windows.append(Window(inputs, words, [pieces.bounds[word] + shift for word in words]))
+        windows.append(Window(inputs, words, [pieces.first[word] + shift for word in words]))
     return windows
 
 
