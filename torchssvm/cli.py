@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import torchssvm
 from torchssvm.core.arguments import needs
 
 TASKS = {
@@ -40,14 +39,12 @@ def main(args: Sequence[str] | None = None) -> None:
         from torchssvm import warm
 
         return warm.main(args[1:])
-    if args[:1] == ["info"]:
+    if args == ["--version"] or args[:1] == ["info"]:
         from torchssvm import info
 
-        return info.main(args[1:])
+        return print(info.first_line()) if args == ["--version"] else info.main(args[1:])
     if args in (["-h"], ["--help"]):
         return print(_commands())
-    if args == ["--version"]:
-        return print(f"torchssvm {torchssvm.__version__}")
     if not args or not (args[0].startswith("-") or args[0] in FITTING):
         print(f"torchssvm: {args[0]!r} is no command\n" if args else "torchssvm: give a command\n", file=sys.stderr)
         print(_commands(), file=sys.stderr)

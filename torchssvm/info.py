@@ -41,8 +41,13 @@ def describe_installation() -> str:
         "stock Numba": "yes" if stock.is_on() else "no",
     }
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "numba"))
-    first = f"torchssvm {version('torchssvm') or 'is not installed'}\nPython {platform.python_version()}, {packages}"
-    return "\n".join([first, *(f"{name}: {text}" for name, text in lines.items())])
+    python = f"Python {platform.python_version()}, {packages}"
+    return "\n".join([first_line(), python, *(f"{name}: {text}" for name, text in lines.items())])
+
+
+def first_line() -> str:
+    """The name and the version of this package."""
+    return f"torchssvm {version('torchssvm') or 'is not installed'}"
 
 
 def version(package: str) -> str:

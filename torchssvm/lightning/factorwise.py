@@ -97,6 +97,10 @@ class FactorwiseSVM(Predicting):
     def pacing(self, **rules: Any) -> None:
         """None: an epoch is a pass, and certificates follow epochs."""
 
+    def figures(self, pacing: None) -> dict[str, float]:
+        """None between certificates."""
+        return {}
+
     def certify(self, batches: Any = None) -> Certificate:
         """The certificate of the head's weights, during or after a fit; ``batches`` are unused."""
         return self.gdmm.certify()
