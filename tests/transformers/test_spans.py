@@ -102,6 +102,15 @@ def test_accents_that_a_tokeniser_drops_belong_to_their_letters(tokenizer):
     assert spans_to_tags(bare, [text], [[(0, 4, "X"), (8, 16, "Y")]], LABELS) == [["B-X", "O", "B-Y", "O", "O"]]
 
 
+def test_as_many_as_texts(tokenizer):
+    with pytest.raises(ValueError, match="spans has 1 entries and texts 2"):
+        spans_to_tags(tokenizer, ["red", TEXT], [[]], LABELS)
+    with pytest.raises(ValueError, match="tags has 1 entries and sentences 2"):
+        tokenized(tokenizer, [["red"], ["house"]], [["O"]], LABELS)
+    rows = (row for row in (["O"], ["O"]))
+    assert len(tokenized(tokenizer, [["red"], ["house"]], rows, LABELS)) == 2
+
+
 def test_labels_without_o(tokenizer):
     with pytest.raises(ValueError, match="lack O"):
         spans_to_tags(tokenizer, ["red house"], [[(0, 3, "X")]], ["B-X", "I-X"])

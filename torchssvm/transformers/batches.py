@@ -47,9 +47,10 @@ def tokenized(
 
     Raises:
         TypeError: ``sentences`` is one text, or the tags of a sentence are no list.
-        ValueError: A sentence has no word, or another number of tags than words, a tag is none of the labels, a word
-            has no piece or may have no tag, or a sentence has more pieces than the tokeniser says that the encoder
-            takes: nothing is cut off. With ``stride``: it is not less than a window, or a span is longer.
+        ValueError: Sentences and tags differ in number, a sentence has no word, or another number of tags than words, a
+            tag is none of the labels, a word has no piece or may have no tag, or a sentence has more pieces than the
+            tokeniser says that the encoder takes: nothing is cut off. With ``stride``: it is not less than a window, or
+            a span is longer.
 
     Example:
         >>> tokenized(tokenizer, sentences, tags, labels)[1]["labels"]
@@ -63,6 +64,10 @@ def tokenized(
     limit = tokenizer.model_max_length
     check_stride(stride, tokenizer, limit)
     check_several(sentences, "sentences", "a list of sentences")
+    check_several(tags, "tags", "a list with the tags of each sentence")
+    sentences, tags = list(sentences), list(tags)
+    if len(tags) != len(sentences):
+        raise ValueError(f"tags has {len(tags)} entries and sentences {len(sentences)}: give tags for each sentence")
     for place, row in enumerate(tags):
         check_several(row, f"tags[{place}]", "a list of tags")
         check_readable(row, f"tags[{place}]")

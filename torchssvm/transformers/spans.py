@@ -27,14 +27,18 @@ def spans_to_tags(
 
     Raises:
         TypeError: ``texts`` is one text, or a text is no string.
-        ValueError: A span is no such triple, has no word or lies outside of its text, begins or ends within a word, or
-            overlaps another; or ``labels`` lack O, or a tag of its words.
+        ValueError: Texts and spans differ in number, a span is no such triple, has no word or lies outside of its text,
+            begins or ends within a word, or overlaps another; or ``labels`` lack O, or a tag of its words.
 
     Example:
         >>> spans_to_tags(tokenizer, ["are we in Rome"], [[(10, 14, "LOC")]], labels)
         [['O', 'O', 'O', 'B-LOC']]
     """
     check_several(texts, "texts", "a list of texts")
+    check_several(spans, "spans", "a list with the spans of each text")
+    texts, spans = list(texts), list(spans)
+    if len(spans) != len(texts):
+        raise ValueError(f"spans has {len(spans)} entries and texts {len(texts)}: give spans for each text")
     states, every = places_of(labels), list[list[str]]()
     if "O" not in states:
         raise ValueError(f"labels={[*labels]} lack O: add it, for words outside of spans")
