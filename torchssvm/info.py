@@ -19,7 +19,7 @@ from torchssvm.warm import folder_of_kernels
 
 
 def describe_installation() -> str:
-    """Versions, extras, machine, threads, device and compiled kernels, a line for each: what a report of a bug needs.
+    """Versions, extras, machine, threads, device and compiled kernels, a line for each: what a bug report needs.
 
     An extra is listed if all its packages are installed, whatever their versions. Nothing is compiled.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import naming
 from torchssvm.core.batch import apply_head, as_batch, check_batches, check_fits, to_device
 from torchssvm.core.decoding import as_decoding
+from torchssvm.core.marginals import marginals_at
 from torchssvm.core.modules import evaluating
 from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials, conform, inner
@@ -171,8 +172,8 @@ def fit_temperature(structure: Structure, examples: Iterable[tuple[Potentials, A
     """The T that makes the targets most probable, ``P(y) = exp(score(y) / T) / Z``, from 0.001 to 1000.
 
     See Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017. ``examples`` are potentials and targets of
-    every batch, of a structure with ``marginals``. Where all targets are certain at T, smaller ones would do as well:
-    that is warned about.
+    every batch, of a structure with ``marginals``. If all targets are certain at T, a smaller T would do as well,
+    and a warning says so.
     """
     scored = []
     for potentials, target in examples:
@@ -194,13 +195,12 @@ def fit_temperature(structure: Structure, examples: Iterable[tuple[Potentials, A
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(math.exp(middle)) < 0.0 else (low, middle)
-    factor, unsure = math.exp((low + high) / 2), 0.0
+    temperature, unsure = math.exp(-(low + high) / 2), 0.0
     for potentials, score in scored:
-        warm = potentials.replace({name: factor * tensor for name, tensor in potentials.tensors.items()})
-        unsure += float(structure.marginals(warm).log_partition.sum()) - factor * score
+        unsure += float(marginals_at(structure, potentials, temperature).log_partition.sum()) - score / temperature
     if unsure < 1e-3:  # nats
         warn(
-            f"the temperature, {1.0 / factor:.2g}, makes all probabilities 0 or 1: all of these examples are predicted "
+            f"the temperature, {temperature:.2g}, makes all probabilities 0 or 1: all of these examples are predicted "
             "right. Give more examples, some of which are predicted wrongly"
         )
-    return 1.0 / factor
+    return temperature

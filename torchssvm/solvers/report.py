@@ -190,14 +190,15 @@ class RunReport:
         axes.plot(seconds, dual, marker=marker, color="tab:blue", label="dual")
         if not all(c.relaxed for c in certificates):
             axes.fill_between(seconds, dual, primal, color="tab:gray", alpha=0.25, label="the optimum is in here")
-        if relaxed := [c for c, _ in self.history if _relaxation(c)]:
-            below = [_relaxation(c).get("relaxed_dual", math.nan) for c in certificates]
+        relaxed = [_relaxation(c) for c in certificates]
+        if any(relaxed):
+            below = [bounds.get("relaxed_dual", math.nan) for bounds in relaxed]
             axes.plot(seconds, below, color="tab:blue", linestyle="--", label="dual of the relaxation")
         if self.estimates:
             at, value, estimate = zip(*self.estimates, strict=True)
             axes.plot(at, [v + e for v, e in zip(value, estimate, strict=True)], ":", color="tab:red", label="estimate")
             axes.plot(at, value, ":", color="tab:blue")
-        left = "" if relaxed else f", gap {100.0 * last.relative_gap:.2g} % of the primal"
+        left = "" if any(relaxed) else f", gap {100.0 * last.relative_gap:.2g} % of the primal"
         axes.set(xlabel="seconds", ylabel="objective", title=f"{self.task}: n = {last.num_examples}{left}")
         axes.legend()
         axes.grid(alpha=0.3)

@@ -35,9 +35,9 @@ def tokenized(
         sentences: Lists of words, or texts, whose words are the tokeniser's, as of :func:`spans_to_tags`.
         tags: The tag of every word, one of ``labels`` or, where these are texts, its place among them; or, as a set,
             tuple or list, those that it may have, which are all ``labels`` where it is unknown. Arrays are taken too.
-        stride: Cuts what has more than ``tokenizer.model_max_length`` pieces into windows, of which neighbours share
+        stride: Cuts a sentence of more than ``tokenizer.model_max_length`` pieces into windows; two neighbours share
             up to ``stride`` pieces; each is an item. A word has its label in the window in which it stands farthest
-            from an edge, and -100 in others. Windows are cut between spans, that is not before I- or E-. None refuses.
+            from an edge, and -100 in others. No window begins within a span, at I- or E-. None refuses such a sentence.
 
     Returns:
         For each sentence ``input_ids``, ``attention_mask`` and ``labels``: the state of the tag at the first piece of a

@@ -107,9 +107,14 @@ def _scorer(tagger: Any, data: PaddedDataset) -> Callable[[Any], float]:
     return score
 
 
+def _is_zero(head: Any) -> bool:
+    """Whether the head was never trained."""
+    return not any(bool(p.any()) for p in head.parameters())
+
+
 @torch.no_grad()
 def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
-    if not any(bool(p.any()) for p in head.parameters()):
+    if _is_zero(head):
         raise ValueError("dataset has unknown labels, and the head is zero: train it first by transformers.Trainer")
     structure, rows = HiddenStates(head.structure), list[Tensor]()
     for batch in in_order(data):
@@ -141,8 +146,7 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
     if score is not None:
         before = score(copy.deepcopy(tagger.head).cpu())
         after = score(head) if choice is None else choice.best.score
-    trained = any(bool(p.any()) for p in tagger.head.parameters())
-    kept = before is None or after is None or after > before or not trained
+    kept = before is None or after is None or after > before or _is_zero(tagger.head)
     if kept:
         write(head.parameters(), tagger.head.parameters())
         tagger.config.probability_temperature = 1.0  # the old one was fitted to the old head

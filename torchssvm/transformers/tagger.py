@@ -380,8 +380,8 @@ class StructuredTagger(PreTrainedModel):
 
         Args:
             lr: The learning rate of the encoder.
-            head_lr: That of the head, which is new: some 10 to 100 times as large.
-            weight_decay: Of matrices.
+            head_lr: The learning rate of the head, which is new: some 10 to 100 times as large.
+            weight_decay: The decay of matrices.
         """
         groups = [
             {
